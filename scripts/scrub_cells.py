@@ -28,6 +28,7 @@ from fedvlm.data.partition.index_file import (
     hide_names,
     read_index_file,
 )
+from fedvlm.runs.bits import PLACES
 from fedvlm.runs.cells import ENDING, pack_runs, runs_below, unpack_runs
 from fedvlm.runs.names import RESULTS
 from fedvlm.runs.private import public_facts, public_text, take_private
@@ -56,6 +57,8 @@ def scrub_run(folder: Path, key: bytes = b"") -> Counter[str]:
             if isinstance(info.get("command"), str):
                 info["command"] = public_text(info["command"])
             record["run_info"] = public_facts(info)
+        if key and isinstance(record.get("results"), dict):
+            record["results"].pop(PLACES, None)  # whoever has the list of files could read it
         changes.update(f"{name}: {key}" for key in different(before, record))
         if isinstance(record.get("covers"), dict):
             record["covers"][FILES] |= covered

@@ -340,22 +340,22 @@ def _rare(advice: Advice, classnames: Sequence[str]) -> list[str]:
 def _end(advice: Advice, command: str, cost: str, alone: str) -> list[str]:
     price = [f"It costs {cost}."] if cost else []
     if advice.verdict == FEDERATE:
-        return [f"Next: {command}", *_without_shares(advice), *price]
+        return [f"Next: {command}", *_rare_classes(advice, advice.together), *price]
     if advice.verdict == UNKNOWN:
-        return [f"To try it all the same: {command}", *price]
-    more = advice.together.balanced - advice.alone.balanced
-    rare = (f"If rare classes matter more than own shares: class-balanced {more:+.1f}."
-            if more > RARE and advice.measure == ACCURACY else "")
+        return [f"To try it all the same: {command}", *_rare_classes(advice, advice.together),
+                *price]
     return [f"Next: each client uses only its own images{f': {alone}' if alone else '.'}",
-            *([rare] if rare else []), f"To check that sharing does not pay: {command}",
+            *_rare_classes(advice, advice.alone), f"To check that sharing does not pay: {command}",
             *([f"That run would cost {cost}."] if cost else [])]
 
 
-def _without_shares(advice: Advice) -> list[str]:
-    """Return what class shares cost where rare classes matter, if that is much."""
-    plain = next((s for s in advice.others if s.name == AFL), None)
-    if advice.method != AFL_PRIOR or plain is None:
+def _rare_classes(advice: Advice, taken: MethodReach) -> list[str]:
+    """Return which way serves rare classes much better than the one that is advised, if one does.
+    """
+    sides = [s for s in (advice.together, *advice.others) if s.name in WORDS and s is not taken]
+    best = max(sides, key=lambda s: s.balanced, default=taken)
+    more = best.balanced - taken.balanced
+    if more <= RARE or advice.measure != ACCURACY:
         return []
-    more = plain.balanced - advice.together.balanced
-    return [f"If rare classes matter more than own shares: leave TRAINER.AFL.SHARES out "
-            f"(class-balanced {more:+.1f})."] if more > RARE else []
+    return [f"If rare classes matter more than own shares: {WORDS[best.name].split(',')[0]} "
+            f"(class-balanced {more:+.1f})."]

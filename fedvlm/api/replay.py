@@ -54,7 +54,7 @@ from fedvlm.job.results.against import told_table
 from fedvlm.job.run import on_disk, restore, threads_of, to_the_end
 from fedvlm.job.sinks.base import Sinks
 from fedvlm.runs import manifest
-from fedvlm.runs.bits import PAIRED
+from fedvlm.runs.bits import BITS, LAST, PAIRED, PLACES
 from fedvlm.runs.finished import find_finished
 from fedvlm.runs.folder import RunFolder
 from fedvlm.runs.identity import (
@@ -75,6 +75,7 @@ from fedvlm.runs.state import (
     rounds_on_disk,
 )
 from fedvlm.runs.verify.answer import baseline_name
+from fedvlm.runs.verify.beside import hurt_as_told
 from fedvlm.runs.verify.check import inspect
 from fedvlm.runs.verify.cover import LOGITS
 from fedvlm.runs.verify.parting import flat_leaves
@@ -384,14 +385,21 @@ def _told(recorded: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _then(numbers: Mapping[str, Any], recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """Return results without the baselines that came after the version which recorded a run."""
+    """Return results without what came after the version which recorded a run.
+
+    That is baselines, their bits, which images are meant, and whom ``hurt`` counts from.
+    """
+    numbers = {name: one for name, one in numbers.items() if name != PLACES or name in recorded}
     then, now = recorded.get("references"), numbers.get("references")
     if not isinstance(then, Mapping) or not isinstance(now, Mapping):
-        return dict(numbers)
+        return numbers
     later = set(now) - set(then)
     rows = {baseline_name(name) for name in later}
+    kept = {name: {k: v for k, v in one.items() if k != BITS or k in then[name]}
+            for name, one in now.items() if name in then}
     return {
-        **numbers, "references": {name: one for name, one in now.items() if name in then},
+        **numbers, "references": kept,
+        "hurt": hurt_as_told(recorded.get("hurt"), numbers[LAST]["clients"], now),
         "below": [one for one in numbers["below"] if one["reference"] not in later],
         "table": [row for row in numbers["table"] if row[""] not in rows],
     }

@@ -457,8 +457,8 @@ def _test() -> Schema:
             neutral=False,
         ),
         "TEST.PER_IMAGE": Option(
-            False, "one bit per test image in results.json: whether the last round's models "
-            "classify it correctly", neutral=False,
+            False, "one bit per test image in results.json, and which image of the set it is: "
+            "whether the last round's models classify it correctly", neutral=False,
         ),
         "TEST.SELECT": Option(
             "last", "reported round: the last, or the best on validation", choices=("last", "val")

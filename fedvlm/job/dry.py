@@ -19,7 +19,7 @@ from yacs.config import CfgNode
 from fedvlm.config.build import flat
 from fedvlm.console.log import Headline, LogFile
 from fedvlm.console.screen import Console, progress
-from fedvlm.core.errors import ConfigError
+from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.files import read_json, user_path
 from fedvlm.core.rows.store import move_state
 from fedvlm.core.trees import Tree, numel, pick
@@ -47,6 +47,7 @@ from fedvlm.runs.names import RESULTS, method_name
 from fedvlm.runs.private import public_text
 from fedvlm.runs.state import SavedState, load_newest_state, open_records
 from fedvlm.runs.verify.answer import ANSWER, NEXT, answer_lines, federation_answer
+from fedvlm.runs.verify.check import refuse_damage
 from fedvlm.runs.verify.models import covered_files, load_state
 
 
@@ -179,9 +180,10 @@ def evaluation_only(
         f"evaluation only, nothing was trained; the reported number is the {whose} accuracy"
         + ("" if same else ", since these are other images than those it was trained on"),
     ]
-    answer = _answer(user_path(request.model_dir), numbers) if saved and same else []
+    answer, more = _answer(built, user_path(request.model_dir), numbers) if saved and same else (
+        [], [])
     for screen in (console, log):
-        screen.notes(notes)
+        screen.notes([*notes, *more])
         screen.result(table)
         screen.lines(answer)
     n = len(built.data.global_test)
@@ -196,21 +198,36 @@ def evaluation_only(
     return 0
 
 
-def _answer(folder: Path, last: dict[str, Any]) -> list[str]:
-    """Return whether federation paid: what was evaluated, by the baselines that the run recorded.
+def _answer(built: Built, folder: Path, last: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """Return whether federation paid, by the baselines that the run recorded, and notes.
 
-    Image by image where the clients' numbers are the run's own; [] of a run without baselines.
+    It is told image by image where the clients' numbers are the run's own. Nothing is told of a run
+    without baselines, with other towers, with damaged results, or with a final fine-tuning, which
+    is not evaluated here.
     """
     record = whole_results(read_json(folder / RESULTS))
     if record is None or not record["results"].get("references"):
-        return []
-    results = record["results"]
-    rows = [(one["client"], one["correct"]) for one in results["last"]["clients"]]
-    again = rows == [(one["client"], one["correct"]) for one in last["clients"]]
+        return [], []
+    results, said = record["results"], record["protocol"]
+    if said.get("backbone_digest") != built.backbone.digest:
+        return [], []
+    try:
+        refuse_damage(folder, record)
+    except DataError as error:
+        return [], [str(error)]
+    then = results[LAST]
+    if then.get("finetune"):
+        return [], ["the run fine-tuned its models at the end, which is not evaluated here; its "
+                    f"own numbers and answer: fedvlm show {folder}"]
+    again = then["round"] == last["round"] and _right(then) == _right(last)
     left = () if again else (PAIRED,)
     found = {key: value for key, value in results.items() if key not in (ANSWER, NEXT, *left)}
     found |= {LAST: last}
-    return answer_lines(found | {ANSWER: federation_answer(found)}, method_name(record["protocol"]))
+    return answer_lines(found | {ANSWER: federation_answer(found)}, method_name(said)), []
+
+
+def _right(record: dict[str, Any]) -> list[tuple[Any, Any]]:
+    return [(row["client"], row["correct"]) for row in record["clients"]]
 
 
 def built_only(

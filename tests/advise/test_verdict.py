@@ -161,13 +161,16 @@ def test_the_flags_of_a_method() -> None:
     assert cost_words(AFL_PRIOR, 10, 3).startswith(f"{up:,} bytes up and 928 down per client and ")
 
 
-def test_what_class_shares_cost_where_rare_classes_matter(yes: Advice) -> None:
-    """Said where AFL without them is 5 points better class by class."""
-    shares = replace(yes.together, name=AFL_PRIOR)
-    others = [replace(yes.alone, name=AFL, balanced=shares.balanced + more) for more in (4.9, 6.0)]
-    told = [page(replace(yes, method=AFL_PRIOR, together=shares, others=(one,))) for one in others]
-    assert "leave TRAINER.AFL.SHARES out" not in told[0]
-    assert "leave TRAINER.AFL.SHARES out (class-balanced +6.0)." in told[1]
+@pytest.mark.parametrize("verdict", [FEDERATE, UNKNOWN, ALONE_DOES])
+def test_what_serves_rare_classes_better_is_told(yes: Advice, verdict: str) -> None:
+    """Where that is more than 5 points, class by class, than what is advised."""
+    shares = replace(yes.together, name=AFL_PRIOR, balanced=50.0)
+    alone = replace(yes.alone, balanced=50.0)
+    told = [page(replace(yes, verdict=verdict, method=AFL_PRIOR, together=shares, alone=alone,
+                         others=(replace(yes.alone, name=AFL, balanced=50.0 + more),)))
+            for more in (4.9, 6.0)]
+    assert "rare classes" not in told[0]
+    assert "If rare classes matter more than own shares: AFL (class-balanced +6.0)." in told[1]
 
 
 def test_the_command_with_class_shares_sends_what_the_advice_says(tmp_path: Path) -> None:

@@ -14,9 +14,11 @@ from fedvlm.api.replay import replay
 from fedvlm.cli.main import main
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.runs import manifest
+from fedvlm.runs.bits import BITS, PLACES
+from fedvlm.runs.verify.beside import hurt
 from fedvlm.runs.verify.check import inspect
 from tests import jobs
-from tests.attacks.forge import copy, forge
+from tests.attacks.forge import copy, edit, forge
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +42,23 @@ def test_the_last_rounds_are_equal_bit_for_bit(
     assert "replayed rounds 2 to 3 from the state of round 1" in told and "rounds before 2" in told
     assert "equal bit for bit" in told and "of personal models" in told
     assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
+
+
+def test_a_run_from_before_baselines_kept_bits_is_equal(tmp_path: Path) -> None:
+    """Nor did it say of which images bits are, and it counted whom it hurts from ``logreg``."""
+    assert jobs.run(tmp_path, "--trainer", "FedAvg", "TEST.PER_IMAGE", "True") == 0
+
+    def older(record: dict[str, Any]) -> None:
+        results = record["results"]
+        del results[PLACES]
+        for name in ("majority", "pooled"):
+            del results["references"][name][BITS]
+        found = results["references"]
+        results["hurt"] = hurt(results["last"]["clients"], found, "logreg")
+        assert results["answer"]["alone"]["reference"] != "logreg"
+
+    edit(jobs.folder(tmp_path) / "results.json", older)
+    assert main(["verify", "--replay", "1", str(jobs.folder(tmp_path))]) == 0
 
 
 def test_a_forged_and_resealed_run_is_caught(

@@ -51,6 +51,20 @@ def test_evaluation_only_is_the_runs_own_number(
     assert answer[1] in said and answer[2] not in said and "by test image" not in said
 
 
+def test_evaluation_only_of_a_fine_tuned_run_says_where_its_answer_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The models before their final fine-tuning are evaluated: not the run's numbers."""
+    words = (*BASE, "--finetune-epochs", "1")
+    assert run(tmp_path, *words) == 0
+    capsys.readouterr()
+    model = ("--eval-only", "--model-dir", str(folder(tmp_path)))
+    assert run(tmp_path / "again", *words, *model) == 0
+    said = capsys.readouterr()
+    assert "each client alone" not in said.out
+    assert f"fedvlm show {folder(tmp_path)}" in (said.out + said.err).replace("\n", "")
+
+
 @pytest.mark.parametrize("trainer", ["Ditto", "LocalOnly"])
 def test_evaluation_only_has_the_clients_own_tensors(tmp_path: Path, trainer: str) -> None:
     """They lie in records of their own; without them every client would be a new one."""

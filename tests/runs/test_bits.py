@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from fedvlm.cli.main import main
 from fedvlm.core.files import read_json
+from fedvlm.job.results.images import image_places
 from fedvlm.runs.bits import (
     BITS,
     PLACES,
@@ -90,6 +93,22 @@ def test_places_are_those_of_the_sets_test_images(tmp_path: Path) -> None:
             images[int(client)]["test"], decode_places(text), strict=True)})
     assert first[0] != first[1] and called[0] == called[1]
     assert [called[0][name] for name in sorted(called[0])] == sorted({*called[0].values()})
+
+
+def test_images_of_a_group_have_its_first_image_s_place() -> None:
+    """By the keys alone: a pack has these and no names of groups."""
+    samples = [SimpleNamespace(key=key, group=group) for key, group in (
+        ("d", "anna"), ("a", None), ("c", "bert"), ("b", "anna"))]
+    data = SimpleNamespace(samples=samples, global_test=np.arange(4), clients=[
+        SimpleNamespace(test=np.array([0, 2])), SimpleNamespace(test=np.array([3, 1]))])
+    last = {BITS: {"personal": {"0": "", "1": ""}}}
+    found = image_places(last, data)[PLACES]  # type: ignore[arg-type]
+    assert {c: decode_places(text) for c, text in found["clients"].items()} == {
+        "0": [1, 2], "1": [1, 0]}
+    for one in samples:
+        one.group = {"anna": "0", "bert": "1"}.get(one.group)
+    assert image_places(last, data)[PLACES] == found  # type: ignore[arg-type]
+    assert image_places({}, data) == {}  # type: ignore[arg-type]
 
 
 def test_a_run_writes_them_on_request_and_no_number_moves(

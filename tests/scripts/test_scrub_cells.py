@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedvlm.cli.main import main
+from fedvlm.runs.bits import PLACES
 from fedvlm.runs.verify.check import inspect
 from scripts.scrub_cells import main as scrub
 from tests import jobs
@@ -40,10 +41,13 @@ def test_images_by_keyed_hashes(
 ) -> None:
     folder = copy(jobs.folder(quick_run), tmp_path / "run")
     names = json.loads((folder / "partition.json").read_text())["clients"][0]["test"]
+    places = {"of": "", "clients": {}}  # in a list that others can guess
+    edit(folder / "results.json", lambda r: r["results"].update({PLACES: places}))
     assert scrub([str(folder), "--write", "--hash-names"]) == 0
     text, key = (folder / "partition.json").read_text(), folder / "partition.key"
     assert not any(name in text for name in names) and key.stat().st_mode & 0o77 == 0
     assert inspect(folder).word == "ok"
+    assert PLACES not in json.loads((folder / "results.json").read_text())["results"]
     assert main(["verify", str(folder), "--replay", "1"]) == 0
     words = [*jobs.SMALL, "FED.INDEX_FILE", str(folder / "partition.json")]
     assert main([*words, "--output-dir", str(tmp_path / "with")]) == 0

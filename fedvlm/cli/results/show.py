@@ -47,16 +47,24 @@ def main(args: Namespace) -> int:
         elif refuse_damage(folder, results).seal != SEALED:
             complain(f"{word} has {BEFORE}", prefix="note")
         numbers = flat_numbers({k: v for k, v in results.items() if k not in ("covers", "seal")})
-        say(word, *(f"  {key} {value}" for key, value in numbers.items()), *_answer(results))
+        say(word, *(f"  {key} {value}" for key, value in numbers.items()))
+        say(*_answer(results))
     return 0
 
 
 def _answer(record: dict[str, Any]) -> list[str]:
-    """Return whether federation paid, as the run's screen said it; [] of an older record."""
-    results, said = record.get("results"), record.get("protocol")
-    if not isinstance(results, dict) or not isinstance(said, dict) or "last" not in results:
+    """Return whether federation paid, as the run's screen said it; [] of a run without baselines.
+    """
+    whole = whole_results(record)
+    results = whole["results"] if whole else {}
+    found = results.get("references")
+    known = isinstance(found, dict) and all(
+        isinstance(one, dict) and {"kind", "personal", "clients"} <= one.keys()
+        for one in found.values())
+    if whole is None or not found or not known or not isinstance(results.get("last"), dict) \
+            or "trainer" not in whole["protocol"]:
         return []
-    return answer_lines(results, method_name(said))
+    return answer_lines(results, method_name(whole["protocol"]))
 
 
 def read_record(folder: Path) -> dict[str, Any]:

@@ -335,9 +335,9 @@ def seed_table(results: Sequence[Mapping[str, Any]]) -> list[str]:
 def seeds_answer(results: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return whether federation paid over the seeds, in a line; none where a seed has no answer."""
     counts = paid_counts(results)
-    if not counts:
-        return []
     found = [one for one in map(answer_of, results) if one is not None]
+    if not counts or len(found) < len(results):
+        return []
     reached = []
     for side, who in WHO.items():
         values = [one[side]["personal"] for one in found if one[side]]

@@ -40,7 +40,8 @@ def image_places(last: Mapping[str, Any], data: FederatedData) -> dict[str, Any]
     """Return the section ``test_images``: which of the set's test images each client's are.
 
     A place is that of the image among the set's test images by path, so that it is the same in
-    every run of the set; with groups that of its group, because images of a group are one draw.
+    every run of the set. Images of a group are one draw and have the place of its first image: no
+    name of a group is read, which a pack would not have.
 
     Args:
         last: the last round's record; clients without bits are left out, none: an empty section.
@@ -48,13 +49,16 @@ def image_places(last: Mapping[str, Any], data: FederatedData) -> dict[str, Any]
     clients = (last.get(BITS) or {}).get("personal") or {}
     tests = {c: data.clients[int(c)].test for c in clients}
     used = {*data.global_test.tolist()}.union(*(test.tolist() for test in tests.values()))
-    names = {at: data.samples[at].group or data.samples[at].key for at in used}
-    order = {name: place for place, name in enumerate(sorted({*names.values()}))}
     if not clients:
         return {}
+    order, first, places = dict[str, int](), dict[str, int](), dict[int, int]()
+    for key, at in sorted((data.samples[at].key, at) for at in used):
+        place = order.setdefault(key, len(order))
+        group = data.samples[at].group
+        places[at] = place if group is None else first.setdefault(group, place)
     told = hashlib.sha256("\0".join(order).encode("utf-8", "surrogateescape")).hexdigest()
     return {PLACES: {"of": told[:12], "clients": {
-        c: encode_places([order[names[at]] for at in test.tolist()])
+        c: encode_places([places[at] for at in test.tolist()])
         for c, test in tests.items()}}}
 
 

@@ -185,7 +185,7 @@ def _keep(path: Path, found: Mapping[str, Any]) -> None:
 def paired_sections(
     built: Built, right: Right, numbers: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the section ``paired``; with ``TEST.PER_IMAGE`` all baselines get their bits, too.
+    """Return the section ``paired``; with ``TEST.PER_IMAGE`` the baselines get their bits.
 
     Args:
         right: see ``pair_images``.
@@ -198,9 +198,7 @@ def paired_sections(
         numbers, right, tests if groups is None else {c: groups[t] for c, t in tests.items()},
         IMAGE if groups is None else GROUP,
     )
-    if not found:
-        return {}
-    out: dict[str, Any] = {PAIRED: found}
+    out: dict[str, Any] = {PAIRED: found} if found else {}
     if built.cfg.TEST.PER_IMAGE:
         out["references"] = {
             name: {**one, BITS: row_bits(right[name])} if name in right else one

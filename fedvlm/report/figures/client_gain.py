@@ -21,8 +21,8 @@ from fedvlm.runs.finished import FinishedRun
 from fedvlm.runs.verify.answer import best_alone
 
 NAME, ORDER, OF = "client_gain", 4, "runs"
-CAPTION = ("Share of clients (all seeds pooled) whose gain over the best that they reach alone is "
-           "at most the value on the x axis; left of zero are clients that the method hurts. "
+CAPTION = ("Share of clients (all seeds pooled) whose gain over the best baseline without "
+           "communication is at most the value on the x axis; left of zero are clients that the method hurts. "
            "The highest mean gain comes first.")
 SHARE = "clients"
 RARE = 200  # of so many steps the outermost at each end may lie outside of the axes
@@ -76,7 +76,7 @@ def draw(panels: Sequence[LinePanel], title: str = "", width: float = style.PAGE
     """Return the figure; ``x`` of each line is a gain in points."""
     figure = lines.draw_panels(
         panels, width, 1.75 if len(panels) > 1 else 2.6, _fill,
-        x_label="gain over what the client reaches alone (points)", direct=False,
+        x_label="gain over the best baseline without communication (points)", direct=False,
     )
     for axes in figure.axes:
         axes.set_ylim(0.0, 100.0)  # a distribution begins at nobody

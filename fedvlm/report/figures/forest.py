@@ -23,7 +23,8 @@ from fedvlm.report.figures.drawing.lines import WORDS, legend_above
 from fedvlm.report.figures.drawing.strips import by_mean, family_legend, strips
 from fedvlm.report.figures.selection import FigureRuns, titles
 from fedvlm.report.statistics.contrast import leaders
-from fedvlm.report.statistics.images import Answers, answers_of, names_of
+from fedvlm.report.statistics.images import Answers, answers_of
+from fedvlm.runs.bits import PLACES
 
 NAME, ORDER, OF = "forest", 1, "runs"
 CAPTION = ("Personal accuracy of each method with its 95 % t-interval over seeds, the best mean on "
@@ -77,7 +78,7 @@ def select(selection: FigureRuns) -> list[Forest] | str | None:
         if values:
             places.setdefault(group.place, {})[group.label] = values
             answers.setdefault(group.place, {})[group.label] = {
-                seeds: answers_of(run.last, names_of(run))
+                seeds: answers_of(run.last, run.section(PLACES))
                 for seeds, run in group.runs.items() if seeds in values
             } if metric == PERSONAL else {}
             families[group.label] = group.family

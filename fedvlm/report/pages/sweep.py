@@ -106,10 +106,7 @@ def _title(runs: Sequence[FinishedRun], sweeps: Sequence[SweepJournal]) -> str:
 
 def _introduction(runs: Sequence[FinishedRun]) -> Html:
     protocols = [run.protocol for run in runs]
-    several: dict[str, list[Mapping[str, Any]]] = {}
-    for run in runs:
-        several.setdefault(run.method, []).append(run.results)
-    paid = " ".join(answers_by(several))
+    paid = " ".join(answers_by((run.method, run) for run in runs))
     return fact_list({
         "finished runs": str(len(runs)),
         "methods": str(len({run.method for run in runs})),

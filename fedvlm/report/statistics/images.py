@@ -9,39 +9,41 @@ methods whose errors are independent.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from fedvlm.core.rng import numpy_stream
 from fedvlm.report.statistics.intervals import LEVEL, Component
-from fedvlm.runs.bits import BITS, PLACES, decode_bits, decode_places
-from fedvlm.runs.finished import FinishedRun
+from fedvlm.runs.bits import BITS, decode_bits, decode_places
 
 RESAMPLES = 2000
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class ClientAnswers:
     """A client's test images, how many were classified right, which, and what they are called.
 
-    ``bits`` and ``names`` are () where not kept. A name may be that of the image's group (a
-    patient): images of one name are one draw.
+    ``bits`` and ``names`` are () where not kept. A name is the image's place, or its group's (a
+    patient), in a list of test images: images of one name are one draw. ``listed`` is that list's
+    checksum: names of different lists say nothing of each other.
     """
 
     images: int
     right: float
     bits: tuple[bool, ...] = ()
     names: tuple[Hashable, ...] = ()
+    listed: str = ""
 
 
 Answers = Mapping[str, ClientAnswers]  # client -> its answers
 
 
 def answers_of(
-    record: Mapping[str, Any], names: Mapping[str, Sequence[Hashable]] | None = None
+    record: Mapping[str, Any], images: Mapping[str, Any] | None = None
 ) -> dict[str, ClientAnswers]:
     """Return what each client answered by a round's record, or by a baseline's section.
 
@@ -49,37 +51,37 @@ def answers_of(
     names them).
 
     Args:
-        names: client -> its test images, in their order.
+        images: the run's section ``test_images``, which names them.
     """
     found = record.get(BITS)
     kept = found.get("personal") if isinstance(found, Mapping) else None
+    places = (images or {}).get("clients")
     rows = record.get("clients")
     out = {}
     for row in rows if isinstance(rows, list) else ():
-        client, images, right = (row.get(key) for key in ("client", "n", "correct"))
-        if not images or right is None:
+        client, count, right = (row.get(key) for key in ("client", "n", "correct"))
+        if not count or right is None:
             continue
-        bits: tuple[bool, ...] = ()
-        if isinstance(kept, Mapping) and str(client) in kept:
-            try:
-                bits = tuple(decode_bits(str(kept[str(client)])))
-            except ValueError:
-                bits = ()
-        called = tuple((names or {}).get(str(client), ())) if len(bits) == images else ()
+        bits = _decoded(decode_bits, kept, client, count)
+        named = _decoded(decode_places, places, client, count) if bits else ()
         out[str(client)] = ClientAnswers(
-            int(images), float(right), bits if len(bits) == images else (),
-            called if len(called) == images else ())
+            int(count), float(right), bits, named, str((images or {}).get("of", "")))
     return out
 
 
-def names_of(run: FinishedRun) -> dict[str, list[Hashable]]:
-    """Return what each client's test images are called, in their order; {} where not known."""
-    found = run.section(PLACES)
+def _decoded(
+    decode: Callable[[str], list[T]], texts: Any, client: Any, count: int
+) -> tuple[T, ...]:
+    """Return what a client's text says of its ``count`` images; () of none, or a damaged one."""
+    if not isinstance(texts, Mapping) or str(client) not in texts:
+        return ()
     try:
-        return {client: [(found["of"], place) for place in decode_places(str(text))]
-                for client, text in found["clients"].items()}
-    except (KeyError, AttributeError, ValueError):  # none, or damaged
-        return {}
+        found = tuple(decode(str(texts[str(client)])))
+    except ValueError:
+        return ()
+    return found if len(found) == count else ()
+
+
 
 
 def image_component(
@@ -89,10 +91,10 @@ def image_component(
 
     ``personal`` is the unweighted mean over clients, so a client's images weigh 1 / (clients x
     images). Seeds share their test images; what a seed alone does to an image is in the variance
-    over seeds. With names the part that images keep over seeds is estimated: the products of two
-    seeds' deviations on the same image. Without, the mean over the seeds of the whole variance of
-    the images is never too small; of counts, that of independent errors, p(1 - p) of both methods
-    summed.
+    over seeds. Where all images of all seeds are named in one list, the part that images keep over
+    seeds is estimated: the products of two seeds' deviations on the same image. Elsewhere the mean
+    over the seeds of the whole variance of the images is never too small; of counts, that of
+    independent errors, p(1 - p) of both methods summed.
 
     Args:
         a, b: seed -> answers; only common seeds count. One side's names are enough.
@@ -104,6 +106,7 @@ def image_component(
     parts, draws = [], []
     summed: dict[Hashable, list[float]] = {}  # name -> its weighted deviation in each seed
     seeds = a.keys() & b.keys()
+    lists: set[str | None] = set()
     for seed in sorted(seeds, key=str):
         one, other = a[seed], b[seed]
         if not one or one.keys() != other.keys():
@@ -117,9 +120,12 @@ def image_component(
                 gaps = np.subtract(theirs.bits, mine.bits, dtype=float)
                 gaps = (gaps - gaps.mean()) / gaps.size
                 total += float((gaps**2).sum()) * gaps.size / max(gaps.size - 1, 1) / len(one) ** 2
-                for name, gap in zip(mine.names or theirs.names, gaps, strict=False):
+                named = _named(mine, theirs)
+                lists.add(named.listed if named else None)
+                for name, gap in zip(named.names if named else (), gaps, strict=False):
                     deviations[name] = deviations.get(name, 0.0) + float(gap) / len(one)
             else:
+                lists.add(None)
                 rates = (mine.right / mine.images, theirs.right / theirs.images)
                 total += sum(p * (1 - p) for p in rates) / mine.images / len(one) ** 2
         for name, gap in deviations.items():
@@ -128,11 +134,18 @@ def image_component(
         draws.append(sum(each.images for each in one.values()))
     if not parts:
         return None
-    if summed and len(parts) > 1:
+    if len(lists) == 1 and None not in lists and len(parts) > 1:
         pairs = [sum(each) ** 2 - sum(gap**2 for gap in each) for each in summed.values()]
         kept = 100**2 * sum(pairs) / (len(parts) * (len(parts) - 1))
         return Component(max(kept, 0.0), max(1.0, len(summed) - 1.0)), True
     return Component(float(np.mean(parts)), max(1.0, min(draws) - 1.0)), False
+
+
+def _named(mine: ClientAnswers, theirs: ClientAnswers) -> ClientAnswers | None:
+    """Return the side that names a client's images; None: neither, or they contradict."""
+    if mine.names and theirs.names and (mine.names, mine.listed) != (theirs.names, theirs.listed):
+        return None
+    return next((one for one in (mine, theirs) if one.names), None)
 
 
 def bootstrap_images(
@@ -144,7 +157,7 @@ def bootstrap_images(
     methods with the same draw (Owen, The Pigeonhole Bootstrap, 2007). The stream is a function of
     the sizes alone. How to read runs::
 
-        answers = {run.protocol["data_seed"]: answers_of(run.last, names_of(run))
+        answers = {run.protocol["data_seed"]: answers_of(run.last, run.section("test_images"))
                    for run in collect([Path("output")]).runs if run.method == "Ditto"}
 
     Args:
@@ -167,7 +180,9 @@ def bootstrap_images(
             theirs = b[seed][client]
             if not mine.bits or len(mine.bits) != len(theirs.bits):
                 raise ValueError(f"seed {seed}, client {client}: no bit per test image")
-            labels = mine.names or [(seed, client, at) for at in range(mine.images)]
+            named = _named(mine, theirs)
+            labels = [(named.listed, name) for name in named.names] if named else [
+                (seed, client, at) for at in range(mine.images)]
             at = np.array([places.setdefault(label, len(places)) for label in labels])
             rows.append((seed, np.subtract(theirs.bits, mine.bits, dtype=float), at))
     stream = numpy_stream(0, "report.statistics.images", len(places), len(seeds), resamples)

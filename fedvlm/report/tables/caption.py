@@ -7,7 +7,7 @@ per column, keys that old runs lack, clients left out of a mean, the code behind
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedvlm.report.collect import as_float
@@ -15,6 +15,7 @@ from fedvlm.report.tables.cells import BEST, PEER
 from fedvlm.report.tables.check import TRAINING
 from fedvlm.report.tables.facts import BEFORE, RunFacts
 from fedvlm.report.tables.metrics import metric
+from fedvlm.runs.finished import FinishedRun
 from fedvlm.runs.identity import CAPTIONS, LABELS
 from fedvlm.runs.verify.answer import paid_counts
 
@@ -282,22 +283,24 @@ def notes_on(entries: Sequence[RunFacts], axes: Sequence[str]) -> list[str]:
 
 def _paid(entries: Sequence[RunFacts], axes: Sequence[str]) -> list[str]:
     """Return a note on the runs' answers: for each method, in how many of them federation pays."""
-    several: dict[str, list[Mapping[str, Any]]] = {}
-    for entry in entries:
-        if not entry.reference:
-            several.setdefault(entry.label("trainer", axes), []).append(entry.run.results)
-    return answers_by(several)
+    return answers_by((entry.label("trainer", axes), entry.run) for entry in entries
+                      if not entry.reference)
 
 
-def answers_by(several: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
+def answers_by(runs: Iterable[tuple[str, FinishedRun]]) -> list[str]:
     """Return in how many of its runs each method pays, in a line; none where no run answers that.
 
     Args:
-        several: method -> the section ``results`` of its runs.
+        runs: each with its method; copies of a run count once.
     """
-    told = {name: paid_counts(runs) for name, runs in several.items()}
+    several: dict[str, dict[tuple[Any, ...], Mapping[str, Any]]] = {}
+    for name, run in runs:
+        key = (run.digest, run.protocol.get("seed"), run.protocol.get("data_seed"),
+               "" if run.digest else run.path)
+        several.setdefault(name, {})[key] = run.results
+    told = {name: paid_counts(list(some.values())) for name, some in several.items()}
     words = "; ".join(f"{name}: {counts}" for name, counts in told.items() if counts)
-    return [f"by each run's own test images, against the best alone: {words}"] if words else []
+    return [f"runs, each by its own test images against the best alone: {words}"] if words else []
 
 
 def _finetuned(entries: Sequence[RunFacts], axes: Sequence[str]) -> list[str]:

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 
 from fedvlm.core.errors import ConfigError, did_you_mean, fold
 from fedvlm.core.stats import is_number
-from fedvlm.report.statistics.images import ClientAnswers, answers_of, names_of
+from fedvlm.report.statistics.images import ClientAnswers, answers_of
 from fedvlm.report.tables.cells import TableCell, cell_of
 from fedvlm.report.tables.facts import KINDS, METRIC, RunFacts
 from fedvlm.report.tables.metrics import ROUNDS_TO, metric, metric_value
 from fedvlm.report.tables.papers import GROUPS, Paper, dataset_name
+from fedvlm.runs.bits import PLACES
 
 Places = Mapping[tuple[str, str, str], list[RunFacts]]  # row, column, metric -> its runs
 PERSONAL = "personal"  # the metric whose test images are told by client
@@ -93,7 +94,7 @@ def _answers(entry: RunFacts) -> dict[str, ClientAnswers]:
     """Return what the clients of a run, or a reference of it, answered on their test images."""
     record = entry.run.section("references").get(entry.reference) if entry.reference else \
         entry.run.last
-    return answers_of(record or {}, names_of(entry.run))
+    return answers_of(record or {}, entry.run.section(PLACES))
 
 
 def order_table(lines: Sequence[TableRow], order: Sequence[str], averaged: bool) -> list[TableRow]:

@@ -27,7 +27,7 @@ RATIOS = {
     "seconds_per_round": (("seconds",), "rounds"),
 }
 QUARTILES = {"personal_q1": 0, "personal_median": 1, "personal_q3": 2}
-HURT, OWN_REFERENCE = "hurt", "logreg"  # the client's own classifier: what it has by itself
+HURT, OWN_REFERENCE = "hurt", "logreg"  # the latter: each client's own classifier, in figures
 TOP = {"gain": "points", HURT: "share"}  # sections of the results that are one number, named so
 STEPS = "steps"
 # A run's answer, as its screen has it: name -> (side, number).

@@ -168,18 +168,18 @@ def answer_table(answer: Mapping[str, Any], method: str) -> list[tuple[str, str,
 
 
 def paid_counts(several: Sequence[Mapping[str, Any]]) -> str:
-    """Return in how many runs federation pays, in words; '' if one has no answer or sends nothing.
+    """Return in how many runs federation pays, in words; '' if none has an answer, or sends.
 
     Args:
         several: the section ``results`` of each run.
     """
-    found = [answer_of(one) for one in several]
-    verdicts = [UNSHARED if one is None else one["verdict"] for one in found]
-    if UNSHARED in verdicts or not verdicts:
+    found = [answer["verdict"] for one in several if (answer := answer_of(one)) is not None]
+    if UNSHARED in found or not found:
         return ""
-    pays, costs = verdicts.count(PAYS), verdicts.count(COSTS)
+    pays, costs, bare = found.count(PAYS), found.count(COSTS), len(several) - len(found)
     return (f"federation pays in {pays} of {len(found)}, is worse than alone in {costs}, test "
-            f"images cannot tell in {len(found) - pays - costs}")
+            f"images cannot tell in {len(found) - pays - costs}"
+            + (f"; {bare} without an answer" if bare else ""))
 
 
 def answer_columns(answer: Mapping[str, Any]) -> tuple[str, str, str]:

@@ -11,7 +11,14 @@ from typing import Any
 
 from fedvlm.runs.bits import bit_problems, pair_problems
 from fedvlm.runs.metrics import WORK
-from fedvlm.runs.verify.answer import ALONE, ANSWER, TOGETHER, best_alone, federation_answer
+from fedvlm.runs.verify.answer import (
+    ALONE,
+    ANSWER,
+    TOGETHER,
+    best_alone,
+    federation_answer,
+    is_retrieval,
+)
 
 EXACT = 1e-9  # points; less is rounding
 TUNED = ("logreg", "logreg_names")  # alone, and something of it is chosen on validation images
@@ -64,10 +71,11 @@ def hurt(
 
     Returns:
         ``share`` (percent of the clients with test images), ``clients`` (their ids), ``of`` (how
-        many have test images), ``reference``. None where it was not made.
+        many have test images), ``reference``. None where it was not made, and of captions, whose
+        baselines are no client's own.
     """
     name = name or best_alone(found)
-    if name not in found:
+    if name not in found or any(map(is_retrieval, clients)):
         return None
     own = {row["client"]: row["accuracy"] for row in found[name]["clients"]}
     rated = [row for row in clients
@@ -79,6 +87,17 @@ def hurt(
         "share": 100.0 * len(worse) / len(rated), "clients": worse, "of": len(rated),
         "reference": name,
     }
+
+
+def hurt_as_told(
+    told: Any, clients: Sequence[Mapping[str, Any]], found: References
+) -> dict[str, Any] | None:
+    """Return ``hurt`` from the baseline that results say; older ones took each client's ``logreg``.
+    """
+    if told is None and TUNED[0] not in found:
+        return None
+    old = isinstance(told, Mapping) and told.get("reference") == TUNED[0]
+    return hurt(clients, found, TUNED[0] if old else "")
 
 
 def disagreements(results: Mapping[str, Any]) -> Iterator[str]:
@@ -96,7 +115,7 @@ def disagreements(results: Mapping[str, Any]) -> Iterator[str]:
     personal = last["personal"]
     made: dict[str, Callable[[], Mapping[str, Any] | None]] = {
         "gain": lambda: gain(personal, found),
-        "hurt": lambda: hurt(last.get("clients", ()), found, _counted_from(results)),
+        "hurt": lambda: hurt_as_told(results.get("hurt"), last.get("clients", ()), found),
         ANSWER: lambda: federation_answer(results),
     }
     for name, make in made.items():
@@ -107,13 +126,6 @@ def disagreements(results: Mapping[str, Any]) -> Iterator[str]:
         said = [(one["reference"], one["personal"]) for one in results["below"]]
         if said != worse:
             yield f"below is {_told(dict(said))}, the baselines give {_told(dict(worse))}"
-
-
-def _counted_from(results: Mapping[str, Any]) -> str:
-    """Return the baseline of ``hurt`` in older results: each client's own logistic regression."""
-    told = results.get("hurt")
-    old = isinstance(told, Mapping) and told.get("reference") == TUNED[0]
-    return TUNED[0] if old else ""
 
 
 def _told(value: Mapping[str, Any] | None) -> str:

@@ -13,6 +13,7 @@ import yaml
 from evidence.map.images import SETS
 from fedvlm.core.errors import ConfigError, fold
 from fedvlm.runs.finished import FinishedRun
+from fedvlm.runs.verify.beside import hurt
 
 KEYS = {
     "partition": ("FED.PARTITION", ""), "beta": ("FED.BETA", None),
@@ -104,7 +105,8 @@ def _rows(plan: MapPlan, run: FinishedRun) -> Iterator[Row]:
     yield dict(zip(COLUMNS, (
         plan.name, *place, run.protocol["seed"], run.value("personal"),
         run.value("personal_balanced"), run.value("personal_worst"),
-        run.section("hurt").get("share"), alone.get("personal"), alone.get("balanced"),
+        (hurt(run.last.get("clients", ()), run.section("references")) or {}).get("share"),
+        alone.get("personal"), alone.get("balanced"),
         run.section("references").get("afl_prior", {}).get("personal"),
         answer.get("pooled", {}).get("personal"), run.value("new"), run.value("unseen_clients"),
         spent.get("bytes_up", 0) / clients / rounds, rounds, spent.get("local_steps"),

@@ -17,9 +17,10 @@ from fedvlm.core.errors import ConfigError
 from fedvlm.core.stats import mean
 from fedvlm.report.collect import as_float
 from fedvlm.report.statistics.contrast import Contrast, contrast
-from fedvlm.report.statistics.images import Answers, ClientAnswers, answers_of, names_of
+from fedvlm.report.statistics.images import Answers, ClientAnswers, answers_of
 from fedvlm.report.statistics.paired import holm
 from fedvlm.report.tables.papers import source_of
+from fedvlm.runs.bits import PLACES
 from fedvlm.runs.finished import FinishedRun
 from fedvlm.runs.verify.answer import BASELINES
 
@@ -365,7 +366,7 @@ def side_of(runs: Sequence[FinishedRun], metric: str, reference: str = "") -> Si
         if value is not None:
             numbers.setdefault(place_of(run), {})[seeds_of(run)] = value
             if metric == PERSONAL:
-                told = answers_of(record, names_of(run))
+                told = answers_of(record, run.section(PLACES))
                 answers.setdefault(place_of(run), {})[seeds_of(run)] = told
     return Side(numbers, answers)
 

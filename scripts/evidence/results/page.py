@@ -63,8 +63,6 @@ HOME = ("A model for each client in the form its library reads, a table and figu
         "paper, and runs that anybody can check and repeat.")
 UNTRAINED = "without a training step"
 DRAWN = (COSTS, "disjoint")  # settings whose clients' gains are drawn on a page of a question
-GAINED = ("Against each client's own logistic regression, which does not know the class names and "
-          f"can be far below the alone of the tables. {client_gain.CAPTION}")
 METRICS = ("personal", "base_all", "new", "hm2", "cm")  # of a lane with unseen classes
 UNSEEN = ("base_all", "new", "hm2")
 ABLATED, RIVALS = "ablation", "rivals"

@@ -36,6 +36,17 @@ def test_show_ends_with_the_runs_answer(
     assert said[-len(answer):] == answer and "each client alone" in answer[1]
 
 
+@pytest.mark.parametrize("sections", [
+    {}, {"references": {"chance": {"personal": 10.0}}}])
+def test_show_of_a_run_whose_baselines_say_too_little_has_no_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], sections: dict[str, object]
+) -> None:
+    path = write_run(tmp_path, "FedAvg", last={"personal": 81.5}, sections=sections)
+    assert cli.main(["show", str(path)]) == 0
+    said = capsys.readouterr().out
+    assert "personal 81.5" in said and "alone" not in said
+
+
 @pytest.mark.parametrize(("key", "value"), [("format", 9), ("format", None), ("protocol", 3)])
 def test_numbers_whose_seal_cannot_be_checked_are_not_shown(
     key: str, value: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]

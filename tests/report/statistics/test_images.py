@@ -14,7 +14,7 @@ from fedvlm.report.statistics.images import (
     image_component,
 )
 from fedvlm.report.statistics.intervals import Component
-from fedvlm.runs.bits import BITS, encode_bits
+from fedvlm.runs.bits import BITS, encode_bits, encode_places
 
 
 def answers(*bits: str, names: str = "") -> dict[str, ClientAnswers]:
@@ -27,7 +27,11 @@ def test_a_record_is_read_with_and_without_bits() -> None:
     assert answers_of(record) == {"3": ClientAnswers(4, 2.0)} and answers_of({}) == {}
     record[BITS] = {"personal": {"3": encode_bits([True, False, False, True])}}
     assert answers_of(record)["3"].bits == (True, False, False, True)
-    assert answers_of(record, {"3": list("abcd")})["3"].names == tuple("abcd")
+    images = {"of": "list", "clients": {"3": encode_places([4, 0, 2, 70000])}}
+    assert answers_of(record, images)["3"].names == (4, 0, 2, 70000)
+    assert answers_of(record, images)["3"].listed == "list"
+    for damaged in ("4:xx", encode_places([1]), 5):
+        assert answers_of(record, {"clients": {"3": damaged}})["3"].names == ()
     record[BITS] = {"personal": {"3": "9:xx"}}
     assert answers_of(record)["3"].bits == (), "damaged: as if not kept"
 
@@ -59,6 +63,32 @@ def test_what_images_keep_over_seeds_is_seen_by_their_names() -> None:
     assert found is not None and found[1] and found[0].variance == pytest.approx(1e4 * 4 / 64)
     found = image_component(none, moved)
     assert found is not None and found[0] == Component(0.0, 3.0)
+
+
+def test_images_of_other_lists_or_of_some_seeds_only_are_not_named() -> None:
+    """Then nothing is known of what images keep: all that they do in one seed counts."""
+    b = dict.fromkeys((1, 2), answers("1010"))
+    whole = image_component(dict.fromkeys((1, 2), answers("0000")), b)
+    names = answers("0000", names="wxyz")
+    other = {"0": replace(names["0"], listed="another")}
+    for a in ({1: names, 2: other}, {1: names, 2: answers("0000")}):
+        found = image_component(a, b)
+        assert whole is not None and found == whole and not found[1]
+        (_, low, high), (_, least, most) = (bootstrap_images(one, b) for one in (
+            a, dict.fromkeys((1, 2), answers("0000"))))
+        assert (low, high) == (least, most)
+
+
+def test_one_side_s_names_are_enough_unless_the_other_s_contradict() -> None:
+    a, b = (dict.fromkeys((1, 2), answers(bits)) for bits in ("0000", "1010"))
+    named = {seed: {"0": replace(one["0"], names=tuple("wxyz"))} for seed, one in b.items()}
+    turned = {seed: {"0": replace(one["0"], names=tuple("xwyz"))} for seed, one in a.items()}
+    mine = {seed: {"0": replace(one["0"], names=tuple("wxyz"))} for seed, one in a.items()}
+    found = image_component(a, named)
+    assert found is not None and found[1] and found == image_component(mine, named)
+    assert bootstrap_images(a, named) == bootstrap_images(mine, named)
+    unknown = image_component(turned, named)
+    assert unknown is not None and not unknown[1]
 
 
 def test_images_of_a_group_are_one_draw() -> None:

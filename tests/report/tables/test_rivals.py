@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -83,16 +84,16 @@ def test_on_new_classes_the_reference_is_zero_shot(tmp_path: Path) -> None:
 
 
 def test_a_note_counts_in_how_many_runs_federation_pays(tmp_path: Path) -> None:
-    """Who sends nothing has no answer."""
+    """Who sends nothing has no answer; a copy of a run is no second one."""
     write(tmp_path, "FedAvg", 6, 5)
-    write(tmp_path, "Good", 8, 8)
+    shutil.copytree(write(tmp_path, "Good", 8, 8), tmp_path / "copy")
     spent = {"spent": {"bytes_up": 0, "bytes_down": 0}}
     write(tmp_path, "LocalOnly", 5, 6, sent=0, sections=REFERENCES | spent)
     (note,) = [n for n in table(tmp_path).notes if "best alone" in n]
     assert note == (
-        "by each run's own test images, against the best alone: FedAvg: federation pays in 0 of 1, "
-        "is worse than alone in 0, test images cannot tell in 1; Good: federation pays in 1 of 1, "
-        "is worse than alone in 0, test images cannot tell in 0")
+        "runs, each by its own test images against the best alone: FedAvg: federation pays in 0 "
+        "of 1, is worse than alone in 0, test images cannot tell in 1; Good: federation pays in 1 "
+        "of 1, is worse than alone in 0, test images cannot tell in 0")
 
 
 def test_rows_that_are_one_model_are_named(runs: Path) -> None:

@@ -34,6 +34,22 @@ def test_what_follows_is_left_in_peace() -> None:
     assert list(beside.disagreements({"last": RESULTS["last"], "gain": None})) == []
 
 
+def test_older_results_counted_from_each_client_s_own_regression() -> None:
+    """And said nothing where there was none, as of captions."""
+    names = {"kind": "alone", "personal": 56.0, "clients": [
+        {"client": 0, "accuracy": 20.0}, {"client": 1, "accuracy": 92.0}]}
+    found = FOUND | {"logreg_names": names}
+    old = beside.hurt(CLIENTS, FOUND, "logreg")
+    assert beside.hurt(CLIENTS, found) != old == beside.hurt_as_told(old, CLIENTS, found)
+    assert beside.hurt_as_told({"reference": "logreg_names"}, CLIENTS, found) == beside.hurt(
+        CLIENTS, found)
+    bare = {"zero_shot": FOUND["logreg"]}
+    assert beside.hurt(CLIENTS, bare) is not None
+    assert beside.hurt_as_told(None, CLIENTS, bare) is None
+    captions = [row | {"i2t_r1": 3.0} for row in CLIENTS]
+    assert beside.hurt(captions, bare) is None
+
+
 @pytest.mark.parametrize(("change", "words"), [
     (lambda r: r["gain"].update(points=22.0), "gain is points 22, reference logreg"),
     (lambda r: r["gain"].update(reference="majority"), "the baselines give points 2, reference"),
