@@ -17,7 +17,7 @@ import difflib
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,8 @@ WORDS = {
 }
 DISJOINT = ("disjoint", "own classes", "classes of their own")
 RUNS = "docs/results/should_we_federate.md"
-CLASSES = 10  # of the sets of the map (all but Caltech101)
+CLASSES = 10  # of the sets of the map
+MORE_CLASSES = {"Caltech101": 101}
 ALONE, TOGETHER = "alone", "together"
 NEEDED = {"set", "clients", "images", "skew", "shift", "method", "seeds", "personal", "balanced",
           "hurt", "gain", "gain_se"}
@@ -76,6 +77,13 @@ class Case:
     def disjoint(self) -> bool:
         """Whether no two clients share a class."""
         return self.word in DISJOINT
+
+    def on(self, name: str) -> Case:
+        """Return the case on a set: images told by class are of its own number of classes."""
+        classes = MORE_CLASSES.get(name, CLASSES)
+        if not self.classed or self.skew == TWO or classes == CLASSES:
+            return self
+        return replace(self, images=self.classed * classes)
 
     def told(self) -> str:
         """Return the case in a line, in the user's words, and how the map reads them."""
@@ -208,13 +216,16 @@ def read_like(text: str, file: Path) -> MapAdvice:
     rows = [r for r in every if r["skew"] == case.skew
             and (not case.disjoint or 2 * int(r["clients"]) <= CLASSES)]
     every = [r for r in every if r["method"] == TOGETHER]
-    cells = {name: _nearest(case, [r for r in rows if r["set"] == name]) for name in names}
+    cells = {name: _nearest(case.on(name), [r for r in rows if r["set"] == name])
+             for name in names}
     gains, found = [], []
     wide = max(map(len, ["set", *names]))
     lines = [f"The map's cells nearest to {case.told()}: linear heads at the end of training"]
     if case.classed:
+        more = "".join(f"; {name}: {case.on(name).images} of {count}" for name, count in
+                       MORE_CLASSES.items() if name in names and case.on(name) != case)
         lines.append(f"Images a class: {case.classed}, read as {case.images} each, of "
-                     f"{'two' if case.skew == TWO else CLASSES} classes")
+                     f"{'two' if case.skew == TWO else CLASSES} classes{more}")
     if case.disjoint:
         lines.append(f"Only cells of at most {CLASSES // 2} clients: with more, some of them share "
                      f"a class. Runs: the setting disjoint in {RUNS}")
@@ -223,7 +234,7 @@ def read_like(text: str, file: Path) -> MapAdvice:
     for name, cell in cells.items():
         if cell is None:
             lines.append(f"{name:<{wide}} " + (
-                f"no cell near: {_why(case, every)}" if any(r["set"] == name for r in every)
+                f"no cell near: {_why(case.on(name), every)}" if any(r["set"] == name for r in every)
                 else "was not run with another scanner at each client"))
             continue
         a, b = cell[ALONE], cell[TOGETHER]

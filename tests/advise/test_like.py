@@ -119,6 +119,18 @@ def test_the_case_is_told_in_the_users_words(table: Path, word: str, told: str) 
     assert told in like.read_like(f"10 clients, 5 images, {word}", table).lines[0]
 
 
+def test_images_a_class_are_of_the_set_s_classes(table: Path) -> None:
+    """Caltech101 has 101 of them: one image of each is 101 images."""
+    table.write_text(HEAD + cell("EuroSAT", 10, 10, "even", 40, 35.0) + "".join(
+        cell("Caltech101", 10, n, "even", 40, gain) for n, gain in ((5, 3.0), (100, 38.0))))
+    lines = like.read_like("10 clients, 1 image a class, iid", table).lines
+    assert "Images a class: 1, read as 10 each, of 10 classes; Caltech101: 101 of 101" in lines
+    assert any("10 x 100" in line and "+38.0" in line for line in lines)
+    assert any(line.startswith("Verdict: federate") for line in lines)
+    two = like.read_like("10 clients, 1 image a class, two classes", table).lines
+    assert "Images a class: 1, read as 2 each, of two classes" in two
+
+
 def test_of_one_draw_nothing_is_promised(table: Path) -> None:
     table.write_text(HEAD + cell("EuroSAT", 10, 5, "0.3", 60, 9.5)
                      .replace(",20,", ",1,").replace(",0.4,", ",nan,"))
