@@ -233,9 +233,10 @@ def read_like(text: str, file: Path) -> MapAdvice:
                  f"{'gain (95 %)':>14}  {'all classes':>11}  {'lose':>5}")
     for name, cell in cells.items():
         if cell is None:
-            lines.append(f"{name:<{wide}} " + (
-                f"no cell near: {_why(case.on(name), every)}" if any(r["set"] == name for r in every)
-                else "was not run with another scanner at each client"))
+            there = any(r["set"] == name for r in every)
+            why = f"no cell near: {_why(case.on(name), every)}" if there else (
+                "was not run with another scanner at each client")
+            lines.append(f"{name:<{wide}} {why}")
             continue
         a, b = cell[ALONE], cell[TOGETHER]
         alike = [r for r in every if all(r[c] == b[c] for c in ("set", "clients", "images"))]

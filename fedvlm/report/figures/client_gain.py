@@ -22,8 +22,8 @@ from fedvlm.runs.verify.answer import best_alone
 
 NAME, ORDER, OF = "client_gain", 4, "runs"
 CAPTION = ("Share of clients (all seeds pooled) whose gain over the best baseline without "
-           "communication is at most the value on the x axis; left of zero are clients that the method hurts. "
-           "The highest mean gain comes first.")
+           "communication is at most the value on the x axis; left of zero are clients that the "
+           "method hurts. The highest mean gain comes first.")
 SHARE = "clients"
 RARE = 200  # of so many steps the outermost at each end may lie outside of the axes
 

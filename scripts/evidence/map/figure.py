@@ -13,12 +13,13 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from evidence.map.deal import SKEWS, skew_words
+from evidence.map.images import FIVE
 from evidence.map.table import sides, together, whole_sets
 from fedvlm.report.figures import style
 from fedvlm.report.tables.papers import dataset_name
 
 WIDTH, SIDE = 10.0, 1.75  # inches
-LIMIT = 60.0  # points at which the colour is full
+LIMIT = 30.0  # points at which the colour is full
 GREY = "#ececec"
 WORDS = {"gain": "personal accuracy", "balanced_gain": "accuracy over all classes"}
 FIGURES = ("map", "map-balanced", "map-all")
@@ -55,8 +56,8 @@ def figure_of(rows: Sequence[Row], metric: str) -> Figure:
                     if (row["set"], row["shift"], row["skew"]) == (name, shift, skew)}, kept)
                 if name not in whole:
                     _hatch(each, name, kept)
-            line[0].set_ylabel(
-                f"{dataset_name(name)}{', a scanner each' if shift else ''}\nimages a client")
+            seen = [dataset_name(name), *([FIVE] if shift else []), "images a client"]
+            line[0].set_ylabel("\n".join(seen))
         for skew, each in zip(SKEWS, axes[0], strict=True):
             each.set_title(skew_words(skew))
         for each in axes[-1]:
@@ -101,7 +102,7 @@ def _explain(figure: Figure, axes: Axes, drawn: Any, words: str) -> None:
     axes.set_axis_off()
     axes.text(0.0, 0.95, words, transform=axes.transAxes, va="top", linespacing=1.5)
     place = axes.inset_axes((0.0, 0.2, 1.0, 0.09))
-    bar = figure.colorbar(drawn, cax=place, orientation="horizontal", extend="max",
+    bar = figure.colorbar(drawn, cax=place, orientation="horizontal", extend="both",
                           ticks=[-LIMIT, -LIMIT / 2, 0, LIMIT / 2, LIMIT])
     bar.set_label(f"{WORDS['gain']}: together\nabove alone, points")
     bar.outline.set_visible(False)  # type: ignore[operator]
@@ -118,7 +119,7 @@ def _hatch(axes: Axes, name: str, kept: Sequence[Row]) -> None:
 
 
 def _bar(figure: Figure, drawn: Any, beside: Any, metric: str, **place: Any) -> None:
-    bar = figure.colorbar(drawn, ax=beside, extend="max",
+    bar = figure.colorbar(drawn, ax=beside, extend="both",
                           **({"shrink": 0.5, "aspect": 40, "pad": 0.01} | place))
     bar.set_label(f"{WORDS[metric]}: together above alone, points")
     bar.outline.set_visible(False)  # type: ignore[operator]

@@ -30,6 +30,7 @@ SETS = {"EuroSAT": "eurosat", "DescribableTextures": "dtd", "Caltech101": "calte
         "CIFAR10": "cifar10"}  # name on the map -> name for --dataset
 SHIFTED = ("EuroSAT", "DescribableTextures")  # read once for each scanner, too
 SCANNERS = ("clean", "brightness:4", "contrast:3", "gaussian_blur:5", "jpeg:5")
+FIVE = "five simulated scanners"  # in words
 VAL_SHARE = 0.4  # validation images for each training image, as CoOp's split of EuroSAT and DTD
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]

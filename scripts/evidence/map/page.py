@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
 from evidence.map.cell import SHARING
-from evidence.map.deal import MOST, SKEWS, TWO, skew_words
+from evidence.map.deal import EVEN, MOST, SKEWS, TWO, skew_words
 from evidence.map.dealt import dealing_line, dealing_words
-from evidence.map.images import KNOWN, SCANNERS, VAL_SHARE
+from evidence.map.images import FIVE, KNOWN, SCANNERS, VAL_SHARE
 from evidence.map.table import COLUMNS, METRICS, POINTS, sides, together, whole_sets
 from fedvlm.core.stats import ENOUGH
 from fedvlm.report.tables.papers import dataset_name
@@ -24,6 +24,7 @@ NAMES = {"shared": "one shared head (FedAvg)",
          "personal": "a head for each client held near the shared one (Ditto)"}
 TEXT = Path(__file__).with_suffix(".md")
 SEVERAL, SCARCE = 5, 25  # clients at least, images a client at most, of the first sentence
+MANY = 20  # clients of two classes each, from which it counts them apart
 SURE = 0.95  # share of its cases from which it says yes
 TEN, FEW, PLENTY = 10, 10, 100  # clients; images a client that are compared
 NONE = "no two cells differ in this alone"
@@ -87,22 +88,38 @@ def _answer(some: Sequence[Row]) -> str:
         some: ``together`` rows.
     """
     told = list(zip(some, sides(some, least=POINTS), strict=True))
-    alike = [side for row, side in told if row["skew"] not in (TWO, "0.1")
-             and row["clients"] >= SEVERAL and row["images"] <= SCARCE]
-    two = [side for row, side in told if row["clients"] == 2]
-    own = [side for row, side in told if row["skew"] == TWO]
+
+    def counted(*held: Callable[[Row], bool]) -> tuple[int, str]:
+        here = [side for row, side in told if all(true(row) for true in held)]
+        return len(here), f"{here.count(1)} of {len(here)}"
+
+    alike = [side for row, side in told if _alike(row) and row["images"] <= SCARCE]
     share = alike.count(1) / len(alike) if alike else 0.0
+    which = f"{alike.count(1)} of {len(alike)} cases"
+    more, plenty = counted(_alike, lambda row: row["images"] > SCARCE)
+    rest = f", and in {plenty} with more" if more else ""
     parts = [f"{'Yes' if share >= SURE else 'Mostly yes'}, if at least {SEVERAL} clients share "
-             f"classes (Dirichlet 0.3 or more alike) and have at most {SCARCE} images each: "
-             f"together is better in {alike.count(1)} of {len(alike)} cases."
+             f"classes (Dirichlet 0.3 or more alike): together is better in {which} with at most "
+             f"{SCARCE} images each{rest}."
              if share > 0.5 else
-             f"Together is better in {alike.count(1)} of {len(alike)} cases of at least {SEVERAL} "
-             f"clients that share classes and have at most {SCARCE} images each."]
-    for sides_, who in ((two, "two clients"), (own, "two classes at each client")):
-        if sides_:
-            parts.append(f"With {who}, whatever else: in {sides_.count(1)} of "
-                         f"{len(sides_)}.")
+             f"Together is better in {which} of at least {SEVERAL} clients that share classes and "
+             f"have at most {SCARCE} images each{rest}."]
+    for who, one, first, others, second in (
+            ("two clients", lambda row: row["clients"] == 2, lambda row: row["skew"] == EVEN,
+             "with all classes evenly", "else"),
+            ("two classes at each client", lambda row: row["skew"] == TWO,
+             lambda row: row["clients"] >= MANY, f"from {MANY} clients on", "below")):
+        (a, yes), (b, no) = (counted(one, lambda row, is_=is_, first=first: first(row) is is_)
+                             for is_ in (True, False))
+        words = [f"in {yes} {others}"] * bool(a) + [f"in {no} {second}"] * bool(b)
+        if words:
+            parts.append(f"With {who}: {', '.join(words)}.")
     return " ".join(parts)
+
+
+def _alike(row: Row) -> bool:
+    """Return whether at least ``SEVERAL`` clients share classes."""
+    return row["skew"] not in (TWO, "0.1") and row["clients"] >= SEVERAL
 
 
 def _paired(rows: Sequence[Row], name: str, low: Any, high: Any) -> str:
@@ -140,8 +157,8 @@ def _scanned(rows: Sequence[Row]) -> str:
     if not found:
         return ""
     before, after = (median(pair[k]["gain"] for pair in found) for k in (0, 1))
-    return (f"Where each client has another scanner, the gain is smaller: {after:+.1f} points in "
-            f"the median, {before:+.1f} with the same scanner at all ({len(found)} pairs of cells "
+    return (f"With {FIVE} the gain is smaller: {after:+.1f} points in the median, {before:+.1f} "
+            f"with the same scanner at all clients ({len(found)} pairs of cells "
             "that differ in nothing else).")
 
 
@@ -172,7 +189,7 @@ def _findings(rows: Sequence[Row]) -> str:
             better, worse = _counted([side for _, side in here])
             best = max(some, key=lambda row: float(row["gain"]))
             lines.append(
-                f"| {skew_words(skew)}{', a scanner each' if shift else ''} | {len(some)} | "
+                f"| {skew_words(skew)}{f', {FIVE}' if shift else ''} | {len(some)} | "
                 f"{better} | {worse} | {median(row['gain'] for row in some):+.1f} | "
                 f"{best['gain']:+.1f} "
                 f"({dataset_name(best['set'])}, {best['clients']} x {best['images']}) | "
@@ -216,7 +233,7 @@ def _methods(rows: Sequence[Row]) -> str:
                         if (row["method"], row["skew"], row["shift"]) == (method, skew, shift)]
                 cells.append(f"{fmean(r['gain'] for r in some):+.1f} "
                              f"({fmean(r['hurt'] for r in some):.0f})" if some else "-")
-            lines.append(f"| {name}{', a scanner each' if shift else ''} | "
+            lines.append(f"| {name}{f', {FIVE}' if shift else ''} | "
                          + " | ".join(cells) + " |")
     return "\n".join(lines)
 

@@ -8,6 +8,9 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
+import numpy as np
+from scipy import stats
+
 from evidence.map.deal import EVEN, SKEWS, TWO
 from evidence.map.images import SETS
 from evidence.map.table import together
@@ -64,7 +67,8 @@ def _counts(
     missing = sum(len(p.planned()) for p in plans) - len(rows)
     return (f"{len(cells)} runs of {len(methods)} methods in twelve cells of two data sets "
             f"({_seeds(cells)} each), {len(rows) - len(cells)} runs on further axes, and "
-            f"{len(real)} runs of FedAvg and Ditto in a quarter of all cells. "
+            f"{len(real)} runs of FedAvg and Ditto in a quarter of the cells of "
+            f"{' and '.join(dict.fromkeys(NAMES.get(SETS[r['set']], r['set']) for r in real))}. "
             + (f"{missing:,} planned runs are missing; [below](#what-is-missing) it says which."
                if missing else "No planned run is missing."))
 
@@ -246,15 +250,75 @@ def words_of(rows: Sequence[Row], real: Sequence[Mapping[str, Any]] = ()) -> str
     order = sorted(means, key=lambda m: -means[m])
     gaps = [gap for place in places if (gap := _beside_prior(*place, found, rows)) is not None]
     runs = [r for r in rows if r["plan"] in CELLS and r["method"] in whole]
-    lines = [f"These cells have {_seeds(runs)} each. Each row's best method was picked among "
-             f"{len(whole)} by these same runs, so a lead of a point means nothing.",
+    half = _uncertain(runs)
+    lines = [*_first(means, places, gaps, runs),
+             f"These cells have {_seeds(runs)} each. Each row's best method was picked among "
+             f"{len(whole)} by these same runs"
+             + (f", and the difference of two methods in a cell is uncertain by about {half:.1f} "
+                "points (95 %, seeds alone)." if half else "."),
              f"Mean gain on {_many(places, 'cell')}: "
              + ", ".join(f"{m} {means[m]:+.1f}" for m in order) + " points."]
-    if gaps:
+    if gaps and len(lines) < 3:
         lines.append("The baseline without training, AFL plus class shares, reaches at least as "
                      f"much as the best method in {sum(gap <= 0 for gap in gaps)} of {len(gaps)} "
                      "cells.")
     return "\n".join(filter(None, (*lines, _short_of_map(real))))
+
+
+def _first(
+    means: Mapping[str, float], places: Sequence[tuple[str, str]], gaps: Sequence[float],
+    runs: Sequence[Row],
+) -> list[str]:
+    """Return what to start with, in a line: AFL plus class shares where it gains the most.
+
+    Args:
+        means: gain of each method over ``places``.
+        gaps: of the best method of each place over AFL plus class shares.
+    """
+    best = max((m for m in means if m not in ONE_ROUND), key=lambda m: means[m], default="")
+    prior = [fmean(found) for place in places if (found := [
+        r["prior"] - r["alone"] for r in runs if (r["set"], r["case"]) == place
+        and r["method"] == best and r["prior"] is not None and r["alone"] is not None])]
+    if not best or len(prior) < len(places):
+        return []
+    gained, equal = fmean(prior), sum(gap <= 0 for gap in gaps)
+    if gained < means[best]:
+        return [f"Start with {best}: {means[best]:+.1f} points over working alone in the mean of "
+                f"{_many(places, 'cell')}."]
+    own = [place for place in places if place[1].split()[0] == TWO.split()[0]]
+    top = max((fmean(g) for m in means if (g := [
+        r["personal"] - r["alone"] for r in runs if r["method"] == m
+        and (r["set"], r["case"]) in own and r["alone"] is not None])), default=NEAR)
+    return [f"Start with AFL plus each client's class shares (two rounds, no training): "
+            f"{gained:+.1f} points over working alone in the mean of {_many(places, 'cell')}, at "
+            f"least as much as the best trained method in {equal}. Of trained methods {best} gains "
+            f"most ({means[best]:+.1f})."
+            + (" Where each client has two classes, nothing gains a point." if top < NEAR else "")]
+
+
+def _uncertain(runs: Sequence[Row]) -> float | None:
+    """Return half a 95 % interval of the difference of two methods in a cell; None of one seed.
+
+    The variance of the differences of each method from the mean of all, pooled over cells.
+    """
+    cells: dict[tuple[str, str], dict[str, dict[Any, float]]] = {}
+    for r in runs:
+        cells.setdefault((r["set"], r["case"]), {}).setdefault(
+            r["method"], {})[r["seed"]] = r["personal"]
+    squares, degrees, each = 0.0, 0, []
+    for methods in cells.values():
+        seeds = sorted(set.intersection(*(set(v) for v in methods.values())))
+        if len(seeds) < 2 or len(methods) < 2:
+            continue
+        table = np.array([[values[s] for s in seeds] for values in methods.values()])
+        rest = table - table.mean(0)
+        rest -= rest.mean(1, keepdims=True)
+        squares += float((rest**2).sum())
+        degrees += (len(seeds) - 1) * (len(methods) - 1)
+        each.append(len(seeds))
+    if not degrees:
+        return None
+    return float(stats.t.ppf(0.975, degrees) * np.sqrt(2 * squares / degrees / fmean(each)))
 
 
 def _short_of_map(real: Sequence[Mapping[str, Any]]) -> str:
@@ -295,7 +359,7 @@ def cases_of(rows: Sequence[Row]) -> str:
     kept = _compared(rows)
     found, balanced = gains(kept), gains(kept, "balanced")
     whole, places = _whole(found)
-    lines = ["| my clients have | best method | gain | best over the client's own classes "
+    lines = ["| my clients have | best method | gain | highest class-balanced gain "
              f"| clients that lose | within {NEAR:g} point | lowest "
              "| no training: AFL plus class shares |",
              "|---|---|---:|---|---:|---|---|---:|"]
@@ -320,7 +384,12 @@ def cases_of(rows: Sequence[Row]) -> str:
         lines.append(f"| clients that join after training | {order[0]} | "
                      f"{later[order[0]]:.1f} % | - | - | {', '.join(near) or '-'} | {order[-1]} "
                      f"{later[order[-1]]:.1f} % | - |")
-    return "\n".join(lines) if len(lines) > 2 else ""
+    if len(lines) < 3:
+        return ""
+    sizes = dict.fromkeys(case.split()[1].replace("x", " x ") for _, case in places)
+    sets = dict.fromkeys(NAMES.get(name, name) for name, _ in places)
+    return "\n".join([*lines, "", f"Means of {' and '.join(sets)}, clients x images of each on "
+                      f"average: {', '.join(sizes)}; the rows of further cases: 10 x 20."])
 
 
 def _case_row(

@@ -202,7 +202,8 @@ def _facts(
         "tuned": tuned, "sections": sections, "claims": claims, "summary": held,
         "counts": headline.counts(numbers), "cases": first, "every": cases,
         "federate": questions.federate(first), "beside": questions.beside(cases, first),
-        "own": questions.own_cases(cases, standings, shown["cells"], shown["drawn"]),
+        "own": questions.own_cases(
+            cases, standings, shown["cells"], shown["drawn"], sources.lanes),
         "useless": questions.useless(cases), "shared": questions.shared_deals(
             [lane for lane in sources.lanes if lane.name not in NO_WINS]),
         "commonest": {beta: questions.commonest(beta) for beta in (0.1, 0.3, 1.0)},
@@ -219,7 +220,7 @@ def _facts(
             claims, len({line.partition(":")[0] for line in former})),
         "sure": [*headline.sure(standings, numbers), *filter(None, [headline.start(every)])],
         "figure": next((path for _, path in gained if COSTS in path), ""), "figures": gained,
-        "figure_words": GAINED, "map": shown,
+        "figure_words": client_gain.CAPTION, "map": shown,
         "winners": headline.winners(standings), "needs": SEEDS,
         "unranked": [(lane.name, sorted({run.method for run in lane.runs
                                          if run.digest in untuned})) for lane in sources.lanes
@@ -244,8 +245,8 @@ def _map(into: Path) -> dict[str, Any]:
     folder = into / MAP
     there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     if not {"map.png", "map.csv"} <= there:
-        return {"png": "", "words": (), "page": "", "methods": "", "cases": "", "cells": (),
-                "drawn": ()}
+        return {"png": "", "words": (), "page": "", "methods": "", "cases": "", "best": (),
+                "cells": (), "drawn": ()}
 
     def told(name: str) -> str:
         return (folder / name).read_text(encoding="utf-8").strip() if name in there else ""
@@ -465,7 +466,7 @@ def _figures(
         return []
     kinds: list[tuple[Any, str]] = [(forest, "forest")]
     kinds += [(client_gain, "client-gain")] if whole else []
-    drawn = [(GAINED if figure is client_gain else figure.CAPTION,
+    drawn = [(figure.CAPTION,
               _draw(figure, runs, sources.papers, into, f"{name}-{_slug(lane.name, title)}"))
              for figure, name in kinds]
     return [(words, path) for words, path in drawn if path]

@@ -384,18 +384,19 @@ def gains_on_map(
 
 def own_cases(
     every: Sequence[Case], standings: Sequence[Standing], cells: Sequence[Mapping[str, str]],
-    drawn: Sequence[Mapping[str, str]],
+    drawn: Sequence[Mapping[str, str]], lanes: Sequence[Lane] = (),
 ) -> list[tuple[str, str]]:
     """Return what a reader's case is, and the answer in one line; what no run says is left out.
 
     Args:
         cells, drawn: rows of the map's ``map.csv`` and ``methods.csv``.
+        lanes: of the standings.
     """
     return [(case, words) for case, words in (
         ("differ by scanner or hospital", _scanners(cells)),
         ("have classes of their own", _disjoint(every)),
         ("have the same classes and one image of each", _on_map(drawn, "even 10x10")),
-        ("expect new classes later", _new_classes(standings)),
+        ("expect new classes later", _new_classes(standings, lanes)),
         ("are poor beside rich", _poor(drawn)),
     ) if words]
 
@@ -405,7 +406,7 @@ def _scanners(cells: Sequence[Mapping[str, str]]) -> str:
     keys = ("set", "clients", "images", "skew")
     at: dict[str, dict[tuple[str, ...], float]] = {}
     for row in cells:
-        if row["method"] == "personal":
+        if row["method"] == "together":
             at.setdefault(row["shift"], {})[tuple(row[key] for key in keys)] = float(row["gain"])
     plain = at.pop("no", {})
     shifted = next(iter(at.values()), {})
@@ -413,8 +414,8 @@ def _scanners(cells: Sequence[Mapping[str, str]]) -> str:
     if not both:
         return ""
     before, after = (median(one[cell] for cell in both) for one in (plain, shifted))
-    return (f"A personal head pulled to a shared one gains {after:+.1f} points in the median, "
-            f"{before:+.1f} with one scanner for all ({len(both)} pairs of cells; "
+    return (f"With five simulated scanners (filters) together gains {after:+.1f} points in the "
+            f"median, {before:+.1f} with one for all ({len(both)} pairs of cells; "
             "[map](map/README.md)).")
 
 
@@ -439,13 +440,20 @@ def _poor(drawn: Sequence[Mapping[str, str]], case: str = "poor beside rich") ->
     """Return who is best where clients have few and many images, and what both thirds gain."""
     found = gains_on_map(drawn, case)
     best = max(found, key=lambda m: found[m], default="")
-    parts = [f"{words} {points[best]:+.1f}" for who, words in (
-        ("poor", "the third with the fewest images"), ("rich", "the third with the most"))
-        if best in (points := gains_on_map(drawn, case, who, f"{who}_alone"))]
+    parts = []
+    for who, words in (("poor", "the third with the fewest images"),
+                       ("rich", "the third with the most")):
+        points = gains_on_map(drawn, case, who, f"{who}_alone")
+        each = [float(row[who]) - float(row[f"{who}_alone"]) for row in drawn
+                if (row["case"], row["method"]) == (case, best) and row.get(who)
+                and row.get(f"{who}_alone")]
+        if best in points and each:
+            parts.append(f"{words} {points[best]:+.1f} ({len(each)} draws: {min(each):+.1f} to "
+                         f"{max(each):+.1f})")
     return _on_map(drawn, case) + (f" With {best} {', '.join(parts)}." if parts else "")
 
 
-def _new_classes(standings: Sequence[Standing]) -> str:
+def _new_classes(standings: Sequence[Standing], lanes: Sequence[Lane]) -> str:
     """Return the best method on classes that no client has, over the zero-shot model."""
     some = [one for one in standings if one.alike and one.metric == NEW and one.gains]
     if not some:
@@ -453,9 +461,15 @@ def _new_classes(standings: Sequence[Standing]) -> str:
     every = [(one.gains[m].mean, one, m) for one in some for m in one.gains]
     points, one, best = max(every, key=lambda told: told[0])
     sure = sum(one.gain_of(m) > 0 for _, one, m in every)
-    return (f"{one.short(best)} ({one.title}) {one.means[best]:.1f} % on them, {points:+.1f} "
-            f"points over the zero-shot model; {sure} of {len(every)} methods are significantly "
-            f"above it ([{one.lane}](settings/{one.lane}.md)).")
+    runs = [run for lane in lanes if lane.name == one.lane for run in lane.runs
+            if run.method == best]
+    mine, alone = (mean_of_sets(side_of(runs, PERSONAL, key)) for key in ("", BEST_ALONE))
+    rest = "" if mine is None or alone is None or alone < mine else (
+        f" On the clients' own classes it reaches {mine:.1f} %, working alone {alone:.1f}: keep a "
+        "head for these.")
+    return (f"For these alone: {one.short(best)} ({one.title}), {one.means[best]:.1f} % on them, "
+            f"{points:+.1f} points over the zero-shot model; {sure} of {len(every)} methods are "
+            f"significantly above it ([{one.lane}](settings/{one.lane}.md)).{rest}")
 
 
 def shared_deals(lanes: Sequence[Lane]) -> str:

@@ -71,8 +71,9 @@ def judged(verdict: str, gain: float, run: float, margin: float = 3.0) -> advise
               "margin": 4.0,
               "verdict": "unclear" if abs(run) <= 4 else "pays" if run > 0 else "costs"}
     advice: dict[str, Any] = {
-        "verdict": verdict, "method": "afl", "alone": "logreg", "points": gain, "margin": margin,
-        "reached": {"afl": {"personal": 60 + gain}, "logreg": {"personal": 60.0}},
+        "verdict": verdict, "method": "afl_prior", "alone": "logreg", "points": gain,
+        "margin": margin,
+        "reached": {"afl_prior": {"personal": 60 + gain}, "logreg": {"personal": 60.0}},
         "clients": [{"images": 3}, {"images": 9}],
     }
     return f"{verdict} {run}", advice, {"answer": answer}
@@ -87,7 +88,8 @@ def test_how_near_advice_and_runs_are_by_hand() -> None:
         assert is_opposite(*judged(verdict, 0.0, run)[1:]) is wrong
     lines = table_lines([judged("federate", 10.0, 4.0), judged("federate", 8.0, 9.0),
                          judged("do not federate", 1.0, 9.0)])
-    assert lines[2].startswith("| federate 4.0, 3 to 9 images each | federate (afl) | 70.0 | 64.0")
+    assert lines[2].startswith("| federate 4.0, 3 to 9 images each | federate (AFL + class shares) "
+                               "| 70.0 | 64.0")
     assert "is -1.0 points from the run on average (5.0 without signs). In 1 of 3" in lines[-1]
     assert lines[-1].endswith("The opposite advice: do not federate 9.0.")
     both = [("x", *judged("federate", 10.0, 4.0)[1:]), ("x", *judged("cannot say", 8.0, 9.0)[1:])]

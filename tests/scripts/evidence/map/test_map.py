@@ -271,25 +271,27 @@ def test_the_words_compare_cells_that_differ_in_nothing_else() -> None:
 
 
 def test_the_first_sentence_counts_clients_that_share_classes_and_have_few_images() -> None:
-    """Two clients, unlike clients and those with many images are no case of its yes."""
+    """Two clients, unlike clients and those with many images are counted apart."""
     def cells(clients: int, images: int, skew: str, gains: tuple[float, ...]) -> list[Row]:
         return [row(f"S{i}", images, skew, 20, gain, 0.1) | {"clients": clients}
                 for i, gain in enumerate(gains)]
 
     yes = cells(5, 25, "0.3", (9.0,) * 20)
-    others = [*cells(2, 5, EVEN, (9.0, 0.0, 1.0)), *cells(10, 50, EVEN, (0.0,)),
+    others = [*cells(2, 5, EVEN, (9.0, 0.0)), *cells(2, 5, "0.1", (1.0,)),
+              *cells(10, 50, EVEN, (0.0,)), *cells(5, 5, TWO, (0.0,)),
               *cells(10, 5, "0.1", (0.0,)), *cells(20, 5, TWO, (9.0, -9.0))]
     first = words_of([*yes, *others]).splitlines()[0]
     assert first == (
-        "Yes, if at least 5 clients share classes (Dirichlet 0.3 or more alike) and have at most "
-        "25 images each: together is better in 20 of 20 cases. With two clients, whatever else: "
-        "in 1 of 3. With two classes at each client, whatever else: in 1 of 2.")
+        "Yes, if at least 5 clients share classes (Dirichlet 0.3 or more alike): together is "
+        "better in 20 of 20 cases with at most 25 images each, and in 0 of 1 with more. With two "
+        "clients: in 1 of 2 with all classes evenly, in 0 of 1 else. With two classes at each "
+        "client: in 1 of 2 from 20 clients on, in 0 of 1 below.")
     less = words_of([*yes, *cells(5, 10, "1", (0.0, 1.0))])
     assert less.startswith("Mostly yes, if") and "in 20 of 22 cases" in less
     assert words_of(cells(5, 10, "1", (9.0, 0.0))).startswith("Together is better in 1 of 2 cases")
     counts = words_of([*yes, *others]).splitlines()[2]
     assert counts == ("Together is better than alone by more than 2 points in 22 of them, worse in "
-                      "1, undecided or within 2 points in 4.")
+                      "1, undecided or within 2 points in 5.")
 
 
 def test_the_mean_figure_has_the_sets_with_nearly_all_cells_only() -> None:

@@ -117,29 +117,44 @@ def test_page_names_the_best_and_what_is_missing(tmp_path: Path) -> None:
     assert "None of the 216 planned pairs of runs has been run yet." in nothing
     assert "| Thorki | missing | 24 |" in text and "| Ditto | missing" not in text
     first = methods_page.words_of(rows[:2])
-    assert first.startswith("These cells have 1 seed each. Each row's best method was picked among "
-                            "2 by these")
+    assert first.splitlines()[:2] == [
+        "Start with Ditto: +20.0 points over working alone in the mean of 1 cell.",
+        "These cells have 1 seed each. Each row's best method was picked among 2 by these same "
+        "runs."]
     two = [*rows[:2], *(one | {"seed": 2} for one in rows[:2])]
     other = [one | {"case": "even 10x10"} for one in rows[:2]]
-    assert methods_page.words_of([*two, *other]).startswith("These cells have 1 to 2 seeds each. ")
+    assert methods_page.words_of([*two, *other]).splitlines()[1].startswith(
+        "These cells have 1 to 2 seeds each. ")
     lucky = [row("map-prompts", "0.3 10x10", "FedTV", 99.0), *two]  # of one seed, not compared
     assert methods_page.words_of(lucky) == methods_page.words_of(two)
     page = methods_page.page_of(plans, lucky, [])
     assert "| EuroSAT | Dirichlet 0.3 | 10 x 10 | 60.0 | Ditto | +20.0 |" in page
     assert "| Ditto | 1 | 2 | +20.0 |" in page and "| FedTV | 1 | 1 | +39.0 |" in page
-    assert methods_page.words_of(rows[:2]).splitlines()[1:] == [
-        "Mean gain on 1 cell: Ditto +20.0, FedAvg +10.0 points.",
-        "The baseline without training, AFL plus class shares, reaches at least as much as the "
-        "best method in 0 of 1 cells."]
+    assert methods_page.words_of(rows[:2]).splitlines()[2:] == [
+        "Mean gain on 1 cell: Ditto +20.0, FedAvg +10.0 points."]
+    shares = [one | {"prior": 85.0} for one in rows[:2]]
+    assert methods_page.words_of(shares).startswith(
+        "Start with AFL plus each client's class shares (two rounds, no training): +25.0 points "
+        "over working alone in the mean of 1 cell, at least as much as the best trained method in "
+        "1. Of trained methods Ditto gains most (+20.0).\n")
+    own = [one | {"case": "two 10x10", "personal": 60.5, "prior": 61.0} for one in rows[:2]]
+    assert methods_page.words_of(own).splitlines()[0].endswith(
+        "Where each client has two classes, nothing gains a point.")
+    noisy = [one | {"seed": s, "personal": one["personal"] + s * sign}
+             for one, sign in zip(rows[:2], (1, -1), strict=True) for s in (1, 2, 3)]
+    half = 4.303 * (2 * 4 / 2 / 3) ** 0.5  # t of 2, variance of +-1, 0 about the mean, 3 seeds
+    assert f"uncertain by about {half:.1f} points" in methods_page.words_of(noisy)
     tower = row("map-towers", "0.3 10x10", "Thorki", 70.0, prior=100.0)  # of another backbone
-    assert methods_page.words_of([*rows[:2], tower]).endswith("best method in 0 of 1 cells.")
+    assert methods_page.words_of([*rows[:2], tower]).startswith("Start with Ditto")
     more = [*rows[:2], row("map-heads", "even 10x10", "FedAvg", 81.5),
             row("map-heads", "even 10x10", "Ditto", 81.0), rows[2]]
     assert methods_page.cases_of(more).splitlines()[2:] == [
         "| classes mixed by Dirichlet 0.3 | Ditto | +20.0 | Ditto +30.0 | 10.0 % | - | "
         "FedAvg +10.0 | +15.0 |",
         "| all classes evenly | FedAvg | +21.5 | FedAvg +31.5 | 10.0 % | Ditto | Ditto +21.0 | "
-        "+15.0 |"]
+        "+15.0 |", "",
+        "Means of EuroSAT, clients x images of each on average: 10 x 10; the rows of further cases: "
+        "10 x 20."]
     flat = [row("map-heads", "two 10x10", method, value)
             for method, value in (("FedAvg", 60.9), ("Ditto", 59.0))]
     assert methods_page.cases_of(flat).splitlines()[2].startswith(

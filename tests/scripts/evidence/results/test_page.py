@@ -103,10 +103,10 @@ def test_a_page_comes_of_its_cells_alone(
     wins = (again / "wins.md").read_text()  # Ditto is above both in each of 4 cells
     assert "| Ditto | 100 | 4 of 4 |   | 100 | 100 |" in wins and "| FedAvg | 0 | 4 of 4 |" in wins
     place = (again / "at_our_place.md").read_text()
-    assert "missing: these runs did not record it" in place
+    assert "is not recorded with a run" in place
     assert "| sent (kB) | bytes (MB) |" in place, "a method of one round beside one of many"
     gained = (again / "should_we_federate.md").read_text().partition("## Which clients gain")[2]
-    assert gained.startswith("\n*Against each client's own logistic regression, which does not")
+    assert gained.startswith("\n*Share of clients (all seeds pooled) whose gain over the best ")
     assert "\n### A lane\n![Share of clients by what they gain: A lane](" in gained
     for path in again.rglob("*.md"):
         for link in re.findall(r"\]\(([\w./-]+\.(?:md|svg|tex|csv))\)", path.read_text()):
@@ -217,13 +217,14 @@ def test_the_map_is_shown_where_somebody_made_it(
     for name, words in (("map.png", ""), ("map.csv", "a,b\n"),
                         ("words.txt", "Who gains.\nWho *not*.\n"),
                         ("cases.txt", "| case |\n|---|\n| mine |\n"),
-                        ("methods.txt", "Ditto +1.\n")):
+                        ("methods.txt", "Start so.\nDitto +1.\n")):
         (page / "map" / name).write_text(words)
     published(output, page)
     first = (page / "README.md").read_text()
     assert "**Should my clients federate?** **Who gains.** " in first
     assert "- Who \\*not\\*.\n" in first and "- Who gains." not in first
     assert "\n| case |\n|---|\n| mine |\n" in first and "- Ditto +1.\n" in first
+    assert "2. **With what?** Start so.\n" in first and "- Start so." not in first
     assert "](map/map.png)" in first and "client-gain" not in first
 
 

@@ -186,8 +186,8 @@ def test_new_classes_are_ranked_by_their_own_accuracy() -> None:
         "There significantly above the zero-shot model (by seeds alone): 2 of 3 (B, C); the best "
         "by +3.1 points."]
     (case,) = own_cases([], [one], [], [])
-    assert case == ("expect new classes later", "B (y) 48.6 % on them, +3.1 points over the "
-                    "zero-shot model; 2 of 3 methods are significantly above it "
+    assert case == ("expect new classes later", "For these alone: B (y), 48.6 % on them, +3.1 "
+                    "points over the zero-shot model; 2 of 3 methods are significantly above it "
                     "([unseen](settings/unseen.md)).")
 
 
@@ -202,13 +202,13 @@ def test_a_reader_finds_a_case() -> None:
     cells = [{"set": "e", "clients": "5", "images": "5", "skew": skew, "shift": shift,
               "method": method, "gain": gain}
              for skew, shift, method, gain in (
-                 ("1", "no", "personal", "9"), ("1", "scanner", "personal", "6"),
-                 ("2", "no", "personal", "99"), ("1", "no", "shared", "50"))]
+                 ("1", "no", "together", "9"), ("1", "scanner", "together", "6"),
+                 ("2", "no", "together", "99"), ("1", "no", "shared", "50"))]
     rich = drawn("poor beside rich", FedAvg=37.0, Ditto=30.0, FedAS=-3.0)
     even = drawn("even 10x10", AFL=29.0)
     assert own_cases([], [], cells, [*rich, *even]) == [
-        ("differ by scanner or hospital", "A personal head pulled to a shared one gains +6.0 "
-         "points in the median, +9.0 with one scanner for all (1 pairs of cells; "
+        ("differ by scanner or hospital", "With five simulated scanners (filters) together gains "
+         "+6.0 points in the median, +9.0 with one for all (1 pairs of cells; "
          "[map](map/README.md))."),
         ("have the same classes and one image of each", "AFL +29.0 points (the best two; "
          "[methods on the map](map/methods.md))."),
@@ -217,7 +217,8 @@ def test_a_reader_finds_a_case() -> None:
     for row in rich:
         row.update(poor="70", poor_alone="30", rich="80", rich_alone="65")
     assert own_cases([], [], [], rich)[0][1].endswith(
-        " With FedAvg the third with the fewest images +40.0, the third with the most +15.0.")
+        " With FedAvg the third with the fewest images +40.0 (2 draws: +40.0 to +40.0), the third "
+        "with the most +15.0 (2 draws: +15.0 to +15.0).")
     assert gains_on_map([*rich, *drawn("poor beside rich", Half=90.0)[:1]], "poor beside rich"
                         ).keys() == {"FedAvg", "Ditto", "FedAS"}, "who lacks a set is left out"
 
