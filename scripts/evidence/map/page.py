@@ -87,13 +87,13 @@ def _answer(some: Sequence[Row]) -> str:
     Args:
         some: ``together`` rows.
     """
-    told = list(zip(some, sides(some, least=POINTS), strict=True))
+    sided = list(zip(some, sides(some, least=POINTS), strict=True))
 
     def counted(*held: Callable[[Row], bool]) -> tuple[int, str]:
-        here = [side for row, side in told if all(true(row) for true in held)]
+        here = [side for row, side in sided if all(true(row) for true in held)]
         return len(here), f"{here.count(1)} of {len(here)}"
 
-    alike = [side for row, side in told if _alike(row) and row["images"] <= SCARCE]
+    alike = [side for row, side in sided if _alike(row) and row["images"] <= SCARCE]
     share = alike.count(1) / len(alike) if alike else 0.0
     which = f"{alike.count(1)} of {len(alike)} cases"
     more, plenty = counted(_alike, lambda row: row["images"] > SCARCE)
@@ -104,14 +104,20 @@ def _answer(some: Sequence[Row]) -> str:
              if share > 0.5 else
              f"Together is better in {which} of at least {SEVERAL} clients that share classes and "
              f"have at most {SCARCE} images each{rest}."]
-    for who, one, first, others, second in (
-            ("two clients", lambda row: row["clients"] == 2, lambda row: row["skew"] == EVEN,
-             "with all classes evenly", "else"),
-            ("two classes at each client", lambda row: row["skew"] == TWO,
-             lambda row: row["clients"] >= MANY, f"from {MANY} clients on", "below")):
-        (a, yes), (b, no) = (counted(one, lambda row, is_=is_, first=first: first(row) is is_)
-                             for is_ in (True, False))
-        words = [f"in {yes} {others}"] * bool(a) + [f"in {no} {second}"] * bool(b)
+    def two(row: Row) -> bool:
+        return bool(row["clients"] == 2)
+
+    def own(row: Row) -> bool:
+        return bool(row["skew"] == TWO)
+
+    for who, some_of in (
+            ("two clients", (
+                ("with all classes evenly", counted(two, lambda row: row["skew"] == EVEN)),
+                ("else", counted(two, lambda row: row["skew"] != EVEN)))),
+            ("two classes at each client", (
+                (f"from {MANY} clients on", counted(own, lambda row: row["clients"] >= MANY)),
+                ("below", counted(own, lambda row: row["clients"] < MANY))))):
+        words = [f"in {told} {which}" for which, (count, told) in some_of if count]
         if words:
             parts.append(f"With {who}: {', '.join(words)}.")
     return " ".join(parts)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedvlm.report.collect import collect
+from fedvlm.report.tables.facts import RunFacts
+from fedvlm.report.tables.layout import cell_at
 from fedvlm.report.tables.table import ReportTable, Spec, tables
+from fedvlm.runs.bits import BITS, PLACES, encode_bits, encode_places
 from fedvlm.runs.verify.beside import gain, hurt
 from tests.report.table_runs import reference, rows, write_run
 
@@ -25,12 +29,15 @@ def table(root: Path, **spec: Any) -> ReportTable:
     return found
 
 
-def write(root: Path, trainer: str, *correct: int, sent: int = 100, **more: Any) -> Path:
-    """Write a run whose clients have so many of ten right."""
-    clients = rows(*correct)
+def write(
+    root: Path, trainer: str, *correct: int, sent: int = 100, n: int = 10,
+    last: Mapping[str, Any] | None = None, **more: Any
+) -> Path:
+    """Write a run whose clients have so many of ``n`` right."""
+    clients = rows(*correct, n=n)
     personal = sum(row["accuracy"] for row in clients) / len(clients)
     totals = {"local_steps": 4, "bytes_up": sent, "bytes_down": sent}
-    return write_run(root, trainer, last={"personal": personal, "clients": clients},
+    return write_run(root, trainer, last={"personal": personal, "clients": clients, **(last or {})},
                      info={"totals": totals}, **({"sections": REFERENCES} | more))
 
 
@@ -173,3 +180,18 @@ def test_averages_and_methods_as_columns_are_marked_too(tmp_path: Path, axis: st
     below = [[cell.below for cell in line] for line in found.cells]
     by_method = below if axis == "trainer" else [list(x) for x in zip(*below, strict=True)]
     assert by_method == [[True, False, True], [True, False, False]]
+
+
+def test_images_are_named_in_cells_of_methods_and_references(tmp_path: Path) -> None:
+    """By ``test_images``; so both sides of a difference are compared image by image over seeds."""
+    bits = {BITS: {"personal": {"0": encode_bits([True, False])}}}
+    for seed in (1, 2):
+        own = {"kind": "alone", "personal": 50.0, "clients": rows(1, n=2)}
+        write(tmp_path, "A", 1, n=2, seed=seed, last=bits, sections={
+            "references": {"logreg": own | bits},
+            PLACES: {"of": "list", "clients": {"0": encode_places([seed, 0])}}})
+    for name, kind in (("", ""), ("logreg", "alone")):
+        runs = [RunFacts(run, reference=name, kind=kind) for run in collect([tmp_path]).runs]
+        (found,) = cell_at(runs, "personal", False, 1).answers
+        assert {seeds[1]: one["0"].names for seeds, one in found.items()} == {1: (1, 0), 2: (2, 0)}
+        assert {one["0"].listed for one in found.values()} == {"list"}

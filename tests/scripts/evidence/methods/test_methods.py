@@ -153,8 +153,8 @@ def test_page_names_the_best_and_what_is_missing(tmp_path: Path) -> None:
         "FedAvg +10.0 | +15.0 |",
         "| all classes evenly | FedAvg | +21.5 | FedAvg +31.5 | 10.0 % | Ditto | Ditto +21.0 | "
         "+15.0 |", "",
-        "Means of EuroSAT, clients x images of each on average: 10 x 10; the rows of further cases: "
-        "10 x 20."]
+        "Means of EuroSAT, clients x images of each on average: 10 x 10; the rows of further "
+        "cases: 10 x 20."]
     flat = [row("map-heads", "two 10x10", method, value)
             for method, value in (("FedAvg", 60.9), ("Ditto", 59.0))]
     assert methods_page.cases_of(flat).splitlines()[2].startswith(
