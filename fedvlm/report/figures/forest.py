@@ -27,8 +27,8 @@ from fedvlm.report.statistics.images import Answers, answers_of
 from fedvlm.runs.bits import PLACES
 
 NAME, ORDER, OF = "forest", 1, "runs"
-CAPTION = ("Personal accuracy of each method with its 95 % t-interval over seeds, the best mean on "
-           "top. Filled: the best and methods not significantly different from it on these "
+CAPTION = ("Accuracy of each method (which: on the axis), its 95 % t-interval over seeds, the best "
+           "mean on top. Filled: the best and methods not significantly different from it on these "
            "sets; hollow: significantly worse (paired, corrected for choosing the best of all). "
            "The seed draws the partition, so compare rows by the filling, not by overlap.")
 

@@ -35,7 +35,7 @@ from evidence.results.lanes import (
     seeds_each,
     spent_by_folder,
 )
-from evidence.results.standing import Standing, sentences, standing_of
+from evidence.results.standing import NEW, Standing, sentences, standing_of
 from evidence.results.tuning import PLAIN, Search, about, chosen_edges, kind_of, other_ranges
 from fedvlm.core import files
 from fedvlm.core.stats import mean
@@ -488,7 +488,8 @@ def _draw(
 ) -> str:
     if len({run.protocol.get("peft") for run in runs}) == 1:  # a label need not repeat it
         runs = [replace(run, protocol={**run.protocol, "peft": ""}) for run in runs]
-    data = figure.select(FigureRuns(list(runs), "personal", papers))
+    new = figure is forest and all(run.value(NEW) is not None for run in runs)  # as it is ranked
+    data = figure.select(FigureRuns(list(runs), NEW if new else "personal", papers))
     if data is None or isinstance(data, str):
         return ""
     style.write_figure(into / FIGURES, name, figure.draw(data, "", 5.5), figure.rows(data))
