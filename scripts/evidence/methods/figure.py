@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 
 from evidence.map.deal import SKEWS, skew_words
 from evidence.map.figure import GREY
-from evidence.map.images import SETS
+from evidence.map.images import FIVE, SETS
 from evidence.methods.runs import MapPlan, Row
 from fedvlm.report.figures import style
 from fedvlm.report.tables.papers import dataset_name
@@ -105,20 +105,21 @@ def draw_fixed(real: Sequence[Mapping[str, Any]], into: Path) -> None:
     if not kept:
         return
     with style.use_style():
-        figure = style.blank(6.8, 3.3)
+        figure = style.blank(6.8, 3.6)
         axes = figure.subplots(1, 2, sharex=True, sharey=True)
         for i, (method, each) in enumerate(zip(("FedAvg", "Ditto"), axes, strict=True)):
             some = [row for row in kept if row["method"] == method]
             each.axline((0, 0), slope=1, color=style.FAINT, linewidth=0.7)
-            for shift, mark, word in ((False, "o", "same scanner"), (True, "^", "a scanner each")):
+            for shift, mark, word in ((False, "o", "same scanner"), (True, "^", FIVE)):
                 points = [(row["fixed"] - row["alone"], row["personal"] - row["alone"])
                           for row in some if row["shift"] is shift]
                 if points:
                     each.scatter(*zip(*points, strict=True), s=11, marker=mark,
-                                 color=style.PALETTE[i], alpha=0.75 if not shift else 0.45,
+                                 color=style.PALETTE[i + 2 * shift], alpha=0.75,
                                  linewidths=0, label=word)
             each.set_title(f"{method}, {len(some)} cells")
-            each.set_xlabel("gain of its fixed point, points")
+            each.set_aspect("equal")
+            each.set_xlabel("gain at the end of training, points")
             each.legend(loc="upper left", frameon=False)
         axes[0].set_ylabel("gain of a run of 20 rounds, points")
         style.write_figure(into, "fixed", figure, None)
