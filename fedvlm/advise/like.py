@@ -92,7 +92,7 @@ class Case:
         word = self.word or self.skew
         skew = f"skew {word}" if word[0] in ".0123456789" else word
         read = "" if word == self.skew or self.disjoint else f" ({named})"
-        where = ", another scanner at each client" if self.shift else ""
+        where = ", simulated scanners in turn" if self.shift else ""
         return f"{self.clients} clients, {self.images} images each, {skew}{read}{where}"
 
 
@@ -214,7 +214,8 @@ def read_like(text: str, file: Path) -> MapAdvice:
     names = list(dict.fromkeys(r["set"] for r in every))
     every = [r for r in every if (r["shift"] == "yes") is case.shift]
     rows = [r for r in every if r["skew"] == case.skew
-            and (not case.disjoint or 2 * int(r["clients"]) <= CLASSES)]
+            and (not case.disjoint
+                 or 2 * int(r["clients"]) <= MORE_CLASSES.get(r["set"], CLASSES))]
     every = [r for r in every if r["method"] == TOGETHER]
     cells = {name: _nearest(case.on(name), [r for r in rows if r["set"] == name])
              for name in names}
@@ -227,15 +228,16 @@ def read_like(text: str, file: Path) -> MapAdvice:
         lines.append(f"Images a class: {case.classed}, read as {case.images} each, of "
                      f"{'two' if case.skew == TWO else CLASSES} classes{more}")
     if case.disjoint:
-        lines.append(f"Only cells of at most {CLASSES // 2} clients: with more, some of them share "
-                     f"a class. Runs: the setting disjoint in {RUNS}")
+        lines.append(f"Only cells in which no two clients share a class: of {CLASSES} classes at "
+                     f"most {CLASSES // 2} clients with two each. Runs: the setting disjoint in "
+                     f"{RUNS}")
     lines.append(f"{'set':<{wide}} {'clients x images':>16}  {'alone':>6}  {'together':>8}  "
                  f"{'gain (95 %)':>14}  {'all classes':>11}  {'lose':>5}")
     for name, cell in cells.items():
         if cell is None:
-            there = any(r["set"] == name for r in every)
-            why = f"no cell near: {_why(case.on(name), every)}" if there else (
-                "was not run with another scanner at each client")
+            there = [r for r in every if r["set"] == name]
+            why = f"no cell near: {_why(case.on(name), there)}" if there else (
+                "was not run with simulated scanners")
             lines.append(f"{name:<{wide}} {why}")
             continue
         a, b = cell[ALONE], cell[TOGETHER]
@@ -262,8 +264,8 @@ def _why(case: Case, rows: Sequence[Row]) -> str:
     for name, asked in (("clients", case.clients), ("images", case.images)):
         most = max(int(row[name]) for row in rows)
         if math.log(asked / most) > FAR:
-            return f"the map ends at {most} {name}{' a client' if name == 'images' else ''}"
-    return "the map has only a part of all cases"
+            return f"its cells end at {most} {name}{' a client' if name == 'images' else ''}"
+    return "the map has only a part of its cases"
 
 
 def _record(alone: Row, together: Row, margin: float | None) -> dict[str, Any]:

@@ -351,11 +351,15 @@ def _end(advice: Advice, command: str, cost: str, alone: str) -> list[str]:
 
 def _rare_classes(advice: Advice, taken: MethodReach) -> list[str]:
     """Return which way serves rare classes much better than the one that is advised, if one does.
+
+    Nothing where held-out images do not tell.
     """
-    sides = [s for s in (advice.together, *advice.others) if s.name in WORDS and s is not taken]
+    sides = [s for s in (advice.together, *advice.others, advice.alone) if s is not taken]
     best = max(sides, key=lambda s: s.balanced, default=taken)
     more = best.balanced - taken.balanced
-    if more <= RARE or advice.measure != ACCURACY:
+    if more <= RARE or advice.measure != ACCURACY or (
+            advice.verdict == UNKNOWN and not advice.lacks):
         return []
-    return [f"If rare classes matter more than own shares: {WORDS[best.name].split(',')[0]} "
-            f"(class-balanced {more:+.1f})."]
+    who = "working alone" if best is advice.alone else (
+        f"{WORDS[best.name].split(',')[0]} ({FLAGS[best.name]})")
+    return [f"If rare classes matter more than own shares: {who}, class-balanced {more:+.1f}."]

@@ -211,7 +211,9 @@ def replay(
                                built.data.client_templates)
             refuse_other(path, told["identity"], identity_plain(built.identity),
                          partial(present_identity, cfg.TRAINER.NAME))
-            again, made = _again(built, path, Path(place), told, since, PAIRED in run.results)
+            paired = PAIRED in run.results or any(
+                BITS in one for one in run.section("references").values())
+            again, made = _again(built, path, Path(place), told, since, paired)
             elsewhere = _claims(told)
         at_sites = site_rows(path, cfg, torch.device("cpu"))
         out = ("weights",) if moved else ()  # of the protocol: a place, the digest is compared

@@ -166,11 +166,18 @@ def test_what_serves_rare_classes_better_is_told(yes: Advice, verdict: str) -> N
     """Where that is more than 5 points, class by class, than what is advised."""
     shares = replace(yes.together, name=AFL_PRIOR, balanced=50.0)
     alone = replace(yes.alone, balanced=50.0)
-    told = [page(replace(yes, verdict=verdict, method=AFL_PRIOR, together=shares, alone=alone,
-                         others=(replace(yes.alone, name=AFL, balanced=50.0 + more),)))
+    told = [page(replace(yes, verdict=verdict, lacks="images", method=AFL_PRIOR, together=shares,
+                         alone=alone, others=(replace(yes.alone, name=AFL, balanced=50.0 + more),)))
             for more in (4.9, 6.0)]
     assert "rare classes" not in told[0]
-    assert "If rare classes matter more than own shares: AFL (class-balanced +6.0)." in told[1]
+    assert ("If rare classes matter more than own shares: AFL (--trainer AFL --rounds 1), "
+            "class-balanced +6.0.") in told[1]
+    best = page(replace(yes, verdict=FEDERATE, method=AFL_PRIOR, together=shares, others=(),
+                        alone=replace(alone, balanced=56.0)))
+    assert "own shares: working alone, class-balanced +6.0." in best
+    twins = page(replace(yes, verdict=UNKNOWN, method=AFL_PRIOR, together=shares, alone=alone,
+                         others=(replace(yes.alone, name=AFL, balanced=60.0),)))
+    assert "rare classes" not in twins
 
 
 def test_the_command_with_class_shares_sends_what_the_advice_says(tmp_path: Path) -> None:

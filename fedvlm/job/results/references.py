@@ -201,7 +201,7 @@ def paired_sections(
     out: dict[str, Any] = {PAIRED: found} if found else {}
     if built.cfg.TEST.PER_IMAGE:
         out["references"] = {
-            name: {**one, BITS: row_bits(right[name])} if name in right else one
+            name: {**one, BITS: row_bits(right[name])} if right.get(name) else one
             for name, one in numbers["references"].items()
         }
     return out

@@ -55,7 +55,7 @@ def answers_of(
     """
     found = record.get(BITS)
     kept = found.get("personal") if isinstance(found, Mapping) else None
-    places = (images or {}).get("clients")
+    places, listed = (images or {}).get("clients"), str((images or {}).get("of") or "")
     rows = record.get("clients")
     out = {}
     for row in rows if isinstance(rows, list) else ():
@@ -63,9 +63,8 @@ def answers_of(
         if not count or right is None:
             continue
         bits = _decoded(decode_bits, kept, client, count)
-        named = _decoded(decode_places, places, client, count) if bits else ()
-        out[str(client)] = ClientAnswers(
-            int(count), float(right), bits, named, str((images or {}).get("of", "")))
+        named = _decoded(decode_places, places, client, count) if bits and listed else ()
+        out[str(client)] = ClientAnswers(int(count), float(right), bits, named, listed)
     return out
 
 
@@ -92,9 +91,10 @@ def image_component(
     ``personal`` is the unweighted mean over clients, so a client's images weigh 1 / (clients x
     images). Seeds share their test images; what a seed alone does to an image is in the variance
     over seeds. Where all images of all seeds are named in one list, the part that images keep over
-    seeds is estimated: the products of two seeds' deviations on the same image. Elsewhere the mean
-    over the seeds of the whole variance of the images is never too small; of counts, that of
-    independent errors, p(1 - p) of both methods summed.
+    seeds is estimated: the products of two seeds' deviations on the same image. Elsewhere it is the
+    mean over the seeds of the whole variance of the images, which is never too small where these
+    are draws of their own; where a seed names them, images of one name are one draw. Of counts it
+    is that of independent errors, p(1 - p) of both methods summed.
 
     Args:
         a, b: seed -> answers; only common seeds count. One side's names are enough.
@@ -112,6 +112,7 @@ def image_component(
         if not one or one.keys() != other.keys():
             return None
         total, deviations = 0.0, dict[Hashable, float]()
+        scaled, alone = dict[Hashable, float](), 0
         for client, mine in one.items():
             theirs = other[client]
             if mine.images != theirs.images:
@@ -119,19 +120,23 @@ def image_component(
             if mine.bits and theirs.bits:
                 gaps = np.subtract(theirs.bits, mine.bits, dtype=float)
                 gaps = (gaps - gaps.mean()) / gaps.size
-                total += float((gaps**2).sum()) * gaps.size / max(gaps.size - 1, 1) / len(one) ** 2
+                free = (gaps.size / max(gaps.size - 1, 1)) ** 0.5
                 named = _named(mine, theirs)
                 lists.add(named.listed if named else None)
-                for name, gap in zip(named.names if named else (), gaps, strict=False):
-                    deviations[name] = deviations.get(name, 0.0) + float(gap) / len(one)
+                for at, gap in enumerate(gaps.tolist()):
+                    name = named.names[at] if named else (client, at)
+                    scaled[name] = scaled.get(name, 0.0) + gap * free / len(one)
+                    if named:
+                        deviations[name] = deviations.get(name, 0.0) + gap / len(one)
             else:
                 lists.add(None)
+                alone += mine.images
                 rates = (mine.right / mine.images, theirs.right / theirs.images)
                 total += sum(p * (1 - p) for p in rates) / mine.images / len(one) ** 2
         for name, gap in deviations.items():
             summed.setdefault(name, []).append(gap)
-        parts.append(total * 100**2)
-        draws.append(sum(each.images for each in one.values()))
+        parts.append((total + sum(gap**2 for gap in scaled.values())) * 100**2)
+        draws.append(len(scaled) + alone)
     if not parts:
         return None
     if len(lists) == 1 and None not in lists and len(parts) > 1:

@@ -26,7 +26,8 @@ TEXT = Path(__file__).with_suffix(".md")
 SEVERAL, SCARCE = 5, 25  # clients at least, images a client at most, of the first sentence
 MANY = 20  # clients of two classes each, from which it counts them apart
 SURE = 0.95  # share of its cases from which it says yes
-TEN, FEW, PLENTY = 10, 10, 100  # clients; images a client that are compared
+TEN, FEW, PLENTY = 10, 10, 100  # clients, or classes; images a client that are compared
+CLASSES = {"Caltech101": 101}  # of sets that have not ten
 NONE = "no two cells differ in this alone"
 
 
@@ -45,7 +46,7 @@ def page_of(rows: Sequence[Row], dealt: Sequence[Row] = ()) -> str:
     return TEXT.read_text(encoding="utf-8").format(
         answer=_answer(together(rows)), findings=_findings(rows), methods=_methods(rows),
         prior=_prior(rows), points=POINTS, scanned=_scanned(rows), sizes=_sizes(rows),
-        whole=" and ".join(dataset_name(name) for name in whole_sets(rows)),
+        apart=_apart(rows), whole=" and ".join(dataset_name(name) for name in whole_sets(rows)),
         dealing=f"\n## Why runs gain less\n{dealing_words(dealt)}\n" if dealt else "",
         most=MOST, enough=ENOUGH, sets=f"Data sets: {draws}.", val=VAL_SHARE, known=KNOWN,
         sharing=", ".join(NAMES[name] for name in SHARING), scanners=", ".join(SCANNERS),
@@ -120,6 +121,9 @@ def _answer(some: Sequence[Row]) -> str:
         words = [f"in {told} {which}" for which, (count, told) in some_of if count]
         if words:
             parts.append(f"With {who}: {', '.join(words)}.")
+    mixed, few = counted(lambda row: row["skew"] == "0.1" and row["clients"] >= SEVERAL)
+    if mixed:
+        parts.append(f"Between (Dirichlet 0.1, at least {SEVERAL} clients): in {few}.")
     return " ".join(parts)
 
 
@@ -163,9 +167,19 @@ def _scanned(rows: Sequence[Row]) -> str:
     if not found:
         return ""
     before, after = (median(pair[k]["gain"] for pair in found) for k in (0, 1))
-    return (f"With {FIVE} the gain is smaller: {after:+.1f} points in the median, {before:+.1f} "
+    way = "smaller" if after < before else "not smaller"
+    return (f"With {FIVE} the gain is {way}: {after:+.1f} points in the median, {before:+.1f} "
             f"with the same scanner at all clients ({len(found)} pairs of cells "
             "that differ in nothing else).")
+
+
+def _apart(rows: Sequence[Row]) -> str:
+    """Return in how many cells in which no two clients share a class together is better, worse."""
+    every = together(rows)
+    own = [side for row, side in zip(every, sides(every, least=POINTS), strict=True)
+           if row["skew"] == TWO and 2 * row["clients"] <= CLASSES.get(row["set"], TEN)]
+    better, worse = _counted(own)
+    return f"better in {better}, worse in {worse} of {len(own)} such cells"
 
 
 def _counted(seen: Sequence[int]) -> tuple[int, int]:

@@ -27,11 +27,13 @@ from evidence.methods.axes import (
 from evidence.methods.figure import CELLS, cell_words, gains
 from evidence.methods.real import COMMON
 from evidence.methods.runs import MapPlan, Row
+from fedvlm.report.tables.papers import dataset_name
 
 TEXT = Path(__file__).with_suffix(".md")
 NEAR = 1.0  # points below the best that count as equal to it
 CSC = " (CSC)"
 UNTUNED = ("Thorki feature",)  # and those of CSC: they have their defaults or others' rates
+CONTROL = "LocalOnly"  # which shares nothing
 ONE_ROUND = ("AFL",)  # whose message is the same in every round
 MANY = 20  # clients
 MIXED = {TWO: "two classes each", EVEN: "all classes evenly"}
@@ -68,7 +70,7 @@ def _counts(
     return (f"{len(cells)} runs of {len(methods)} methods in twelve cells of two data sets "
             f"({_seeds(cells)} each), {len(rows) - len(cells)} runs on further axes, and "
             f"{len(real)} runs of FedAvg and Ditto in a quarter of the cells of "
-            f"{' and '.join(dict.fromkeys(NAMES.get(SETS[r['set']], r['set']) for r in real))}. "
+            f"{' and '.join(dict.fromkeys(dataset_name(r['set']) for r in real)) or 'no set'}. "
             + (f"{missing:,} planned runs are missing; [below](#what-is-missing) it says which."
                if missing else "No planned run is missing."))
 
@@ -248,52 +250,54 @@ def words_of(rows: Sequence[Row], real: Sequence[Mapping[str, Any]] = ()) -> str
         return ""
     means = {m: fmean(found[(*place, m)] for place in places) for m in whole}
     order = sorted(means, key=lambda m: -means[m])
-    gaps = [gap for place in places if (gap := _beside_prior(*place, found, rows)) is not None]
     runs = [r for r in rows if r["plan"] in CELLS and r["method"] in whole]
-    half = _uncertain(runs)
-    lines = [*_first(means, places, gaps, runs),
+    skews = Counter(case.split()[0] for _, case in places)
+    half, each = _uncertain(runs), min(skews.values())
+    lines = [*_first(means, places, runs),
              f"These cells have {_seeds(runs)} each. Each row's best method was picked among "
              f"{len(whole)} by these same runs"
-             + (f", and the difference of two methods in a cell is uncertain by about {half:.1f} "
-                "points (95 %, seeds alone)." if half else "."),
+             + (f"; two methods that were not chosen so differ by chance by up to "
+                f"{half / each**0.5:.1f} points in a row of {_many(range(each), 'cell')} (95 %, "
+                "seeds alone)." if half else "."),
              f"Mean gain on {_many(places, 'cell')}: "
              + ", ".join(f"{m} {means[m]:+.1f}" for m in order) + " points."]
-    if gaps and len(lines) < 3:
-        lines.append("The baseline without training, AFL plus class shares, reaches at least as "
-                     f"much as the best method in {sum(gap <= 0 for gap in gaps)} of {len(gaps)} "
-                     "cells.")
     return "\n".join(filter(None, (*lines, _short_of_map(real))))
 
 
 def _first(
-    means: Mapping[str, float], places: Sequence[tuple[str, str]], gaps: Sequence[float],
-    runs: Sequence[Row],
+    means: Mapping[str, float], places: Sequence[tuple[str, str]], runs: Sequence[Row]
 ) -> list[str]:
     """Return what to start with, in a line: AFL plus class shares where it gains the most.
 
     Args:
         means: gain of each method over ``places``.
-        gaps: of the best method of each place over AFL plus class shares.
+        runs: of these methods, in these places.
     """
-    best = max((m for m in means if m not in ONE_ROUND), key=lambda m: means[m], default="")
-    prior = [fmean(found) for place in places if (found := [
-        r["prior"] - r["alone"] for r in runs if (r["set"], r["case"]) == place
-        and r["method"] == best and r["prior"] is not None and r["alone"] is not None])]
-    if not best or len(prior) < len(places):
+    trained = [m for m in means if m not in (*ONE_ROUND, CONTROL)]
+    best = max(trained, key=lambda m: means[m], default="")
+    own, prior = ({place: fmean(some) for place in places if (some := [
+        r[side] - r["alone"] for r in runs if (r["set"], r["case"]) == place
+        and r["method"] == best and None not in (r[side], r["alone"])])}
+        for side in ("personal", "prior"))
+    if not own or means[best] <= 0:
         return []
-    gained, equal = fmean(prior), sum(gap <= 0 for gap in gaps)
-    if gained < means[best]:
+    found = gains(runs)
+    tops = {place: max(found[(*place, m)] for m in trained) for place in own}
+    if len(prior) < len(places) or fmean(prior.values()) < means[best]:
         return [f"Start with {best}: {means[best]:+.1f} points over working alone in the mean of "
                 f"{_many(places, 'cell')}."]
-    own = [place for place in places if place[1].split()[0] == TWO.split()[0]]
-    top = max((fmean(g) for m in means if (g := [
-        r["personal"] - r["alone"] for r in runs if r["method"] == m
-        and (r["set"], r["case"]) in own and r["alone"] is not None])), default=NEAR)
-    return [f"Start with AFL plus each client's class shares (two rounds, no training): "
-            f"{gained:+.1f} points over working alone in the mean of {_many(places, 'cell')}, at "
-            f"least as much as the best trained method in {equal}. Of trained methods {best} gains "
-            f"most ({means[best]:+.1f})."
-            + (" Where each client has two classes, nothing gains a point." if top < NEAR else "")]
+    equal = sum(prior[place] >= tops[place] for place in places)
+    two = [place for place in places if place[1].split()[0] == TWO.split()[0]]
+    most = max((fmean(some[place] for place in two) for some in (
+        prior, *({place: found[(*place, m)] for place in two} for m in means))), default=NEAR) \
+        if two else NEAR
+    return [f"Start with AFL plus each client's class shares (two rounds, no training; with a "
+            f"single image of each class it is plain AFL): {fmean(prior.values()):+.1f} points "
+            f"over working alone in the mean of {_many(places, 'cell')}, at least as much as the "
+            f"best trained method in {equal} of them. Of trained methods {best} gains most "
+            f"({means[best]:+.1f})."
+            + (f" Where each client has two classes, nothing gains a point in the mean of "
+               f"{_many(two, 'cell')}." if most < NEAR else "")]
 
 
 def _uncertain(runs: Sequence[Row]) -> float | None:
@@ -388,8 +392,9 @@ def cases_of(rows: Sequence[Row]) -> str:
         return ""
     sizes = dict.fromkeys(case.split()[1].replace("x", " x ") for _, case in places)
     sets = dict.fromkeys(NAMES.get(name, name) for name, _ in places)
+    more = "; the rows of further cases: 10 x 20" if any(r["plan"] in AXES for r in rows) else ""
     return "\n".join([*lines, "", f"Means of {' and '.join(sets)}, clients x images of each on "
-                      f"average: {', '.join(sizes)}; the rows of further cases: 10 x 20."])
+                      f"average: {', '.join(sizes)}{more}."])
 
 
 def _case_row(

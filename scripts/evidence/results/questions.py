@@ -25,7 +25,7 @@ from evidence.results.claims import (
 from evidence.results.lanes import Lane, bare
 from evidence.results.standing import NEW, PERSONAL, Standing, losers, mean_of_sets
 from fedvlm.core.stats import mean
-from fedvlm.report.statistics.contrast import Contrast
+from fedvlm.report.statistics.contrast import EXACT, Contrast
 from fedvlm.report.tables.papers import dataset_name
 from fedvlm.runs.finished import FinishedRun
 
@@ -51,8 +51,7 @@ class Case:
             them. The latter is of any run, of any setting, with the same images, clients, backbone
             and seeds. beside: method minus AFL plus class shares, over the pairs that have both.
         deals: images, clients and seeds of its runs (``claims.deal_of``).
-        bits: share of its pairs in which both sides have a bit per test image, and it is known of
-            which images; None of no pair.
+        exact: whether the interval of ``gain`` compares image by image, over seeds, too.
         fair: the row's method with the highest class-balanced gain, and that gain, in words.
     """
 
@@ -76,7 +75,7 @@ class Case:
     shares: float | None = None
     beside: Contrast | None = None
     deals: frozenset[tuple[Any, ...]] = frozenset()
-    bits: float | None = None
+    exact: bool = False
     fair: str = "-"
 
     @property
@@ -115,15 +114,7 @@ def _case(one: Standing, lane: Lane) -> Case:
         mean_of_sets(own), mean_of_sets(pooled), one.gains[method], beside[0], beside[1],
         losers(own, alone), rows,
         mean_of_sets(ridge), mean_of_sets(shares), difference(own, shares),
-        frozenset(map(deal_of, runs)), _kept(own, alone), _fair(one, lane))
-
-
-def _kept(own: Side, alone: Side) -> float | None:
-    """Return the share of pairs that are compared image by image, over seeds, too."""
-    pairs = [(told, alone.answers[place][seed]) for place, seeds in own.answers.items()
-             for seed, told in seeds.items() if seed in alone.answers.get(place, {})]
-    return mean(float(all(client.bits and client.names for side in pair
-                          for client in side.values())) for pair in pairs)
+        frozenset(map(deal_of, runs)), one.gains[method].images == EXACT, _fair(one, lane))
 
 
 def _fair(one: Standing, lane: Lane) -> str:
@@ -192,25 +183,22 @@ def beside(every: Sequence[Case], first: Sequence[Case]) -> list[str]:
 
 
 def how_wide(every: Sequence[Case]) -> str:
-    """Say how much of what is compared has a bit per test image, which makes intervals narrower."""
-    known: dict[str, list[float]] = {}
+    """Say which settings' gains are compared image by image, which makes intervals narrower."""
+    known: dict[str, list[bool]] = {}
     for one in every:
-        if one.bits is not None:
-            known.setdefault(one.lane, []).append(one.bits)
+        known.setdefault(one.lane, []).append(one.exact)
+    rest = [name for name, some in known.items() if not all(some)]
     if not known:
         return ""
-    share = mean([bits for some in known.values() for bits in some]) or 0.0
-    without = [name for name, some in known.items() if min(some) < 1]
-    if not share:
-        return ("No setting's runs have a bit per test image on both sides: intervals rest on "
-                "counts of right answers and are too wide, and undecided is often that "
-                "([how wide](../tables.md)).")
-    words = (f"The runs of {len(known) - len(without)} of {len(known)} settings have a bit per "
-             f"test image on both sides ({100 * share:.0f} % of the pairs). ")
-    return words + (
-        f"The others ({', '.join(without)}) count right answers, so their intervals are too wide, "
-        "and undecided is often that" if without else "Intervals compare image by image"
-    ) + " ([how wide](../tables.md))."
+    if len(rest) == len(known):
+        return ("No setting's gains are all compared image by image: intervals rest on counts of "
+                "right answers and are too wide, and undecided is often that ([how wide]"
+                "(../tables.md)).")
+    words = (f"The gains of {len(known) - len(rest)} of {len(known)} settings are compared image "
+             "by image, over seeds, too")
+    return words + (f"; those of the others ({', '.join(rest)}) rest at least in part on counts of "
+                    "right answers, so their intervals are too wide, and undecided is often that"
+                    if rest else "") + " ([how wide](../tables.md))."
 
 
 def _alike(some: Sequence[Case]) -> str:

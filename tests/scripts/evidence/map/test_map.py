@@ -285,7 +285,8 @@ def test_the_first_sentence_counts_clients_that_share_classes_and_have_few_image
         "Yes, if at least 5 clients share classes (Dirichlet 0.3 or more alike): together is "
         "better in 20 of 20 cases with at most 25 images each, and in 0 of 1 with more. With two "
         "clients: in 1 of 2 with all classes evenly, in 0 of 1 else. With two classes at each "
-        "client: in 1 of 2 from 20 clients on, in 0 of 1 below.")
+        "client: in 1 of 2 from 20 clients on, in 0 of 1 below. Between (Dirichlet 0.1, at least "
+        "5 clients): in 0 of 1.")
     less = words_of([*yes, *cells(5, 10, "1", (0.0, 1.0))])
     assert less.startswith("Mostly yes, if") and "in 20 of 22 cases" in less
     assert words_of(cells(5, 10, "1", (9.0, 0.0))).startswith("Together is better in 1 of 2 cases")

@@ -134,16 +134,20 @@ def test_page_names_the_best_and_what_is_missing(tmp_path: Path) -> None:
         "Mean gain on 1 cell: Ditto +20.0, FedAvg +10.0 points."]
     shares = [one | {"prior": 85.0} for one in rows[:2]]
     assert methods_page.words_of(shares).startswith(
-        "Start with AFL plus each client's class shares (two rounds, no training): +25.0 points "
-        "over working alone in the mean of 1 cell, at least as much as the best trained method in "
-        "1. Of trained methods Ditto gains most (+20.0).\n")
-    own = [one | {"case": "two 10x10", "personal": 60.5, "prior": 61.0} for one in rows[:2]]
+        "Start with AFL plus each client's class shares (two rounds, no training; with a single "
+        "image of each class it is plain AFL): +25.0 points over working alone in the mean of 1 "
+        "cell, at least as much as the best trained method in 1 of them. Of trained methods Ditto "
+        "gains most (+20.0).\n")
+    lost = [one | {"personal": 59.0} for one in rows[:2]]
+    assert methods_page.words_of(lost).startswith("These cells"), "nobody starts with a loss"
+    own = [one | {"case": "two 10x10", "personal": 60.5, "prior": 60.9} for one in rows[:2]]
     assert methods_page.words_of(own).splitlines()[0].endswith(
-        "Where each client has two classes, nothing gains a point.")
+        "Where each client has two classes, nothing gains a point in the mean of 1 cell.")
     noisy = [one | {"seed": s, "personal": one["personal"] + s * sign}
              for one, sign in zip(rows[:2], (1, -1), strict=True) for s in (1, 2, 3)]
     half = 4.303 * (2 * 4 / 2 / 3) ** 0.5  # t of 2, variance of +-1, 0 about the mean, 3 seeds
-    assert f"uncertain by about {half:.1f} points" in methods_page.words_of(noisy)
+    assert f"differ by chance by up to {half:.1f} points in a row of 1 cell" in \
+        methods_page.words_of(noisy)
     tower = row("map-towers", "0.3 10x10", "Thorki", 70.0, prior=100.0)  # of another backbone
     assert methods_page.words_of([*rows[:2], tower]).startswith("Start with Ditto")
     more = [*rows[:2], row("map-heads", "even 10x10", "FedAvg", 81.5),
@@ -153,8 +157,7 @@ def test_page_names_the_best_and_what_is_missing(tmp_path: Path) -> None:
         "FedAvg +10.0 | +15.0 |",
         "| all classes evenly | FedAvg | +21.5 | FedAvg +31.5 | 10.0 % | Ditto | Ditto +21.0 | "
         "+15.0 |", "",
-        "Means of EuroSAT, clients x images of each on average: 10 x 10; the rows of further "
-        "cases: 10 x 20."]
+        "Means of EuroSAT, clients x images of each on average: 10 x 10."]
     flat = [row("map-heads", "two 10x10", method, value)
             for method, value in (("FedAvg", 60.9), ("Ditto", 59.0))]
     assert methods_page.cases_of(flat).splitlines()[2].startswith(

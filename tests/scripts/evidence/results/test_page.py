@@ -217,14 +217,14 @@ def test_the_map_is_shown_where_somebody_made_it(
     for name, words in (("map.png", ""), ("map.csv", "a,b\n"),
                         ("words.txt", "Who gains.\nWho *not*.\n"),
                         ("cases.txt", "| case |\n|---|\n| mine |\n"),
-                        ("methods.txt", "Start so.\nDitto +1.\n")):
+                        ("methods.txt", "Start with A.\nDitto +1.\n")):
         (page / "map" / name).write_text(words)
     published(output, page)
     first = (page / "README.md").read_text()
     assert "**Should my clients federate?** **Who gains.** " in first
     assert "- Who \\*not\\*.\n" in first and "- Who gains." not in first
     assert "\n| case |\n|---|\n| mine |\n" in first and "- Ditto +1.\n" in first
-    assert "2. **With what?** Start so.\n" in first and "- Start so." not in first
+    assert "2. **With what?** Start with A.\n" in first and "- Start with" not in first
     assert "](map/map.png)" in first and "client-gain" not in first
 
 

@@ -135,15 +135,16 @@ def test_one_round_without_training_stands_beside_the_best_method() -> None:
     assert bare.fair == "Ditto +30.3"
     assert lines[2] == ("Nothing follows for another data set: no comparison has the four that a "
                         "prediction needs.")
-    assert bare.bits == 0.0 and how_wide([bare]).startswith(
-        "No setting's runs have a bit per test image on both sides: intervals rest on counts")
-    assert how_wide([bare, replace(bare, lane="y", bits=1.0)]).startswith(
-        "The runs of 1 of 2 settings have a bit per test image on both sides (50 % of the pairs). "
-        "The others (x) count right answers, so their intervals are too wide")
-    assert "The others (x) count" in how_wide([bare, replace(bare, bits=1.0)])
-    assert how_wide([replace(bare, bits=1.0)]).startswith(
-        "The runs of 1 of 1 settings have a bit per test image on both sides (100 % of the pairs). "
-        "Intervals compare image by image ")
+    assert not bare.exact and how_wide([bare]).startswith(
+        "No setting's gains are all compared image by image: intervals rest on counts")
+    assert how_wide([bare, replace(bare, lane="y", exact=True)]).startswith(
+        "The gains of 1 of 2 settings are compared image by image, over seeds, too; those of the "
+        "others (x) rest at least in part on counts of right answers")
+    assert "the others (x) rest" in how_wide(
+        [bare, replace(bare, exact=True), replace(bare, lane="y", exact=True)])
+    assert how_wide([replace(bare, exact=True)]) == (
+        "The gains of 1 of 1 settings are compared image by image, over seeds, too ([how wide]"
+        "(../tables.md)).")
     twin = replace(bare, lane="y", sure=1)
     other = replace(twin, lane="z", deals=frozenset({("other",)}))
     assert federate([replace(bare, sure=1), twin])[0].endswith(
