@@ -55,7 +55,7 @@ from fedvlm.job.run import on_disk, restore, threads_of, to_the_end
 from fedvlm.job.sinks.base import Sinks
 from fedvlm.runs import manifest
 from fedvlm.runs.bits import BITS, LAST, PAIRED, PLACES
-from fedvlm.runs.finished import find_finished
+from fedvlm.runs.finished import FinishedRun, find_finished
 from fedvlm.runs.folder import RunFolder
 from fedvlm.runs.identity import (
     FORMAT,
@@ -211,9 +211,7 @@ def replay(
                                built.data.client_templates)
             refuse_other(path, told["identity"], identity_plain(built.identity),
                          partial(present_identity, cfg.TRAINER.NAME))
-            paired = PAIRED in run.results or any(
-                BITS in one for one in run.section("references").values())
-            again, made = _again(built, path, Path(place), told, since, paired)
+            again, made = _again(built, path, Path(place), told, since, _by_image(run))
             elsewhere = _claims(told)
         at_sites = site_rows(path, cfg, torch.device("cpu"))
         out = ("weights",) if moved else ()  # of the protocol: a place, the digest is compared
@@ -240,6 +238,12 @@ def replay(
         path, max(first, 1), last, since, why, time.perf_counter() - began, _counts(recorded),
         differences, elsewhere, tally, tensors, away,
     )
+
+
+def _by_image(run: FinishedRun) -> bool:
+    """Return whether a run compared its baselines image by image, or kept their bits."""
+    return PAIRED in run.results or any(
+        BITS in one for one in run.section("references").values())
 
 
 def _claims(told: Mapping[str, Any]) -> list[str]:

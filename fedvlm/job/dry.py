@@ -46,7 +46,13 @@ from fedvlm.runs.identity import read_manifest, whole_results
 from fedvlm.runs.names import RESULTS, method_name
 from fedvlm.runs.private import public_text
 from fedvlm.runs.state import SavedState, load_newest_state, open_records
-from fedvlm.runs.verify.answer import ANSWER, NEXT, answer_lines, federation_answer
+from fedvlm.runs.verify.answer import (
+    ANSWER,
+    NEXT,
+    answer_lines,
+    federation_answer,
+    has_baselines,
+)
 from fedvlm.runs.verify.check import refuse_damage
 from fedvlm.runs.verify.models import covered_files, load_state
 
@@ -206,7 +212,7 @@ def _answer(built: Built, folder: Path, last: dict[str, Any]) -> tuple[list[str]
     is not evaluated here.
     """
     record = whole_results(read_json(folder / RESULTS))
-    if record is None or not record["results"].get("references"):
+    if record is None or not has_baselines(record["results"]):
         return [], []
     results, said = record["results"], record["protocol"]
     if said.get("backbone_digest") != built.backbone.digest:

@@ -15,7 +15,7 @@ from fedvlm.core.files import read_json, user_path
 from fedvlm.runs.bits import BITS, PLACES
 from fedvlm.runs.identity import whole_results, why_not_whole
 from fedvlm.runs.names import RESULTS, method_name
-from fedvlm.runs.verify.answer import answer_lines
+from fedvlm.runs.verify.answer import answer_lines, has_baselines
 from fedvlm.runs.verify.check import BEFORE, SEALED, refuse_damage
 
 EXAMPLES = (
@@ -56,15 +56,9 @@ def _answer(record: dict[str, Any]) -> list[str]:
     """Return whether federation paid, as the run's screen said it; [] of a run without baselines.
     """
     whole = whole_results(record)
-    results = whole["results"] if whole else {}
-    found = results.get("references")
-    known = isinstance(found, dict) and all(
-        isinstance(one, dict) and {"kind", "personal", "clients"} <= one.keys()
-        for one in found.values())
-    if whole is None or not found or not known or not isinstance(results.get("last"), dict) \
-            or "trainer" not in whole["protocol"]:
+    if whole is None or not has_baselines(whole["results"]) or "trainer" not in whole["protocol"]:
         return []
-    return answer_lines(results, method_name(whole["protocol"]))
+    return answer_lines(whole["results"], method_name(whole["protocol"]))
 
 
 def read_record(folder: Path) -> dict[str, Any]:

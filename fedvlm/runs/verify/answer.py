@@ -167,6 +167,15 @@ def answer_table(answer: Mapping[str, Any], method: str) -> list[tuple[str, str,
     ]
 
 
+def has_baselines(results: Mapping[str, Any]) -> bool:
+    """Return whether results have baselines, and these what an answer is made of."""
+    found = results.get("references")
+    return bool(found) and isinstance(found, Mapping) and isinstance(
+        results.get(LAST), Mapping) and all(
+        isinstance(one, Mapping) and {"kind", "personal", "clients"} <= one.keys()
+        for one in found.values())
+
+
 def paid_counts(several: Sequence[Mapping[str, Any]]) -> str:
     """Return in how many runs federation pays, in words; '' if none has an answer, or sends.
 

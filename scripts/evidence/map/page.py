@@ -100,8 +100,9 @@ def _answer(some: Sequence[Row]) -> str:
     more, plenty = counted(_alike, lambda row: row["images"] > SCARCE)
     rest = f", and in {plenty} with more" if more else ""
     parts = [f"{'Yes' if share >= SURE else 'Mostly yes'}, if at least {SEVERAL} clients share "
-             f"classes (Dirichlet 0.3 or more alike): together is better in {which} with at most "
-             f"{SCARCE} images each{rest}."
+             f"classes (Dirichlet 0.3 or more alike): linear heads trained to the end are better "
+             f"together by more than {POINTS:g} points in {which} of the map with at most {SCARCE} "
+             f"images each{rest}."
              if share > 0.5 else
              f"Together is better in {which} of at least {SEVERAL} clients that share classes and "
              f"have at most {SCARCE} images each{rest}."]

@@ -295,9 +295,15 @@ def _first(
             f"single image of each class it is plain AFL): {fmean(prior.values()):+.1f} points "
             f"over working alone in the mean of {_many(places, 'cell')}, at least as much as the "
             f"best trained method in {equal} of them. Of trained methods {best} gains most "
-            f"({means[best]:+.1f})."
-            + (f" Where each client has two classes, nothing gains a point in the mean of "
-               f"{_many(two, 'cell')}." if most < NEAR else "")]
+            f"({means[best]:+.1f}); heads that are trained longer, to the end, can gain more."
+            + (f" Where each of {_span(two)} clients has two classes, nothing gains a point in the "
+               f"mean of {_many(two, 'cell')}." if most < NEAR else "")]
+
+
+def _span(places: Sequence[tuple[str, str]]) -> str:
+    """Return how many clients cells have, from the fewest to the most."""
+    clients = sorted(int(case.split()[1].split("x")[0]) for _, case in places)
+    return " to ".join(map(str, dict.fromkeys((clients[0], clients[-1]))))
 
 
 def _uncertain(runs: Sequence[Row]) -> float | None:
@@ -363,7 +369,7 @@ def cases_of(rows: Sequence[Row]) -> str:
     kept = _compared(rows)
     found, balanced = gains(kept), gains(kept, "balanced")
     whole, places = _whole(found)
-    lines = ["| my clients have | best method | gain | highest class-balanced gain "
+    lines = ["| my clients have | best of these methods | gain | highest class-balanced gain "
              f"| clients that lose | within {NEAR:g} point | lowest "
              "| no training: AFL plus class shares |",
              "|---|---|---:|---|---:|---|---|---:|"]
@@ -509,5 +515,6 @@ def _missing(plans: Sequence[MapPlan], rows: Sequence[Row]) -> str:
                        if (plan.name, s, c, m, seed) not in there)
         if gone:
             words = ", ".join(f"{method} ({count})" for method, count in gone.items())
-            lines.append(f"- `{plan.name}`: {gone.total()} of {len(plan.planned())} runs: {words}.")
+            lines.append(f"- `{plan.name}`: {gone.total()} of {len(plan.planned())} runs are "
+                         f"missing: {words}.")
     return "\n".join(lines) or "None."

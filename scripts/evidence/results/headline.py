@@ -190,10 +190,10 @@ def _above_alone(claims: Sequence[Answer]) -> str:
     """Say how many claims' methods are significantly above LocalOnly, and above the best alone."""
     local = [a.second for a in claims if a.second is not None and a.second != a.best]
     best = [a.best for a in claims if a.best is not None]
-    words = [f"{sum(seen.apart > 0 for seen in some)} of {len(some)} are significantly above {what}"
-             for some, what in ((local, "the same parameters trained alone (LocalOnly)"),
-                                (best, "the best that each client reaches alone")) if some]
-    return f" Of the methods with a claim on personal accuracy {', '.join(words)}." \
+    words = [f"{sum(seen.apart > 0 for seen in some)} of {len(some)} {what}" for some, what in (
+        (local, "with LocalOnly of the same parameters beside them are significantly above it"),
+        (best, "with a baseline alone are significantly above it")) if some]
+    return f" Of the methods with a claim on personal accuracy {', and '.join(words)}." \
         if words else ""
 
 

@@ -145,12 +145,12 @@ def federate(first: Sequence[Case]) -> list[str]:
     up = [c for c in first if c.sure > 0]
     down = [c for c in first if c.sure < 0]
     undecided = [c for c in first if c.sure == 0]
-    odd = [c.lane for c in undecided if c.gain.apart > 0]
+    odd = [c.lane for c in undecided if c.gain.apart]
     return list(filter(None, [
         f"Significantly better in {_named(up)}.{_alike(up)}",
         f"Significantly worse in {_named(down)}.{_alike(down)}",
         f"Undecided in {len(undecided)}."
-        + (f" An interval above zero can be undecided ({', '.join(odd)}): significance is "
+        + (f" An interval without zero can be undecided ({', '.join(odd)}): significance is "
            "corrected for choosing the best of many." if odd else ""), untrained(first)]))
 
 
@@ -244,7 +244,8 @@ def with_what(standings: Sequence[Standing], unranked: int) -> list[str]:
     most = sorted(wins, key=lambda name: (-wins[name], places[name], name))[:3]
     seen = [c.detectable for one in every for c in one.apart.values() if c.detectable is not None]
     out = [
-        "Best, or not clearly worse than the best, of methods that train the same parameters: "
+        "Among methods that train the same parameters, best or not clearly worse than the best "
+        "(that says nothing of working alone): "
         + ", ".join(f"{name} in {wins[name]} of its {places[name]} comparisons" for name in most)
         + "." + (f" Differences below about {median(seen):.1f} points cannot be seen with these "
                  "runs." if seen else ""),
@@ -253,8 +254,8 @@ def with_what(standings: Sequence[Standing], unranked: int) -> list[str]:
     if any("(ft)" in name for name in most):
         out.append("(ft): with a final fine-tuning at each client.")
     if unranked:
-        out.append(f"{unranked} runs of methods that were not tuned are not ranked. AFL has "
-                   "nothing to tune: the data choose its ridge.")
+        out.append(f"{unranked} runs are not ranked: their methods were not tuned, or have nothing "
+                   "to tune, as AFL.")
     return out
 
 
@@ -301,10 +302,11 @@ def at_our_place(
     return [
         f"A CPU is enough. {len(seconds):,} runs of methods that send, each of all clients, took "
         f"{least:.1f} to {most:.0f} seconds ({who}) on one core with these small backbones, half "
-        f"of them at most {median(s for s, _ in seconds):.0f}.",
+        f"of them at most {median(s for s, _ in seconds):.0f}; encoding the images, once, comes on "
+        "top.",
         f"A client sends and receives {_sent(sent)} in each round"
         + (f"; with the best method of a setting {_sent(best)}." if best else ".")
-        + " AFL, FedPFT and TOFA send once; the others in every round.",
+        + " AFL, FedPFT and TOFA need one message; the others send in every round.",
         "Images are encoded once and stored, which comes on top: "
         f"{ready:,} of these {len(seconds):,} runs found them stored.",
         "The same command runs in one process, in several, and at sites that keep their images."]
@@ -412,8 +414,10 @@ def _disjoint(every: Sequence[Case]) -> str:
     best = max(some, key=lambda c: c.together or 0.0, default=None)
     if best is None:
         return ""
-    answer = {1: "Yes", 0: "Hardly", -1: "No"}[best.sure]
-    return (f"{answer}: {best.method}, the best of {best.of}, {best.gain.mean:+.1f} points "
+    answer = {1: "Yes", 0: "No clear gain", -1: "No"}[best.sure]
+    shares = "" if best.shares is None or best.alone is None or best.shares >= best.alone else (
+        f"; AFL plus class shares {best.shares - best.alone:+.1f}: do not start with it here")
+    return (f"{answer}: {best.method}, the best of {best.of}, {best.gain.mean:+.1f} points{shares} "
             "([disjoint](settings/disjoint.md)).")
 
 
@@ -455,7 +459,10 @@ def _new_classes(standings: Sequence[Standing], lanes: Sequence[Lane]) -> str:
     rest = "" if mine is None or alone is None or alone < mine else (
         f" On the clients' own classes it reaches {mine:.1f} %, working alone {alone:.1f}: keep a "
         "head for these.")
-    return (f"For these alone: {one.short(best)} ({one.title}), {one.means[best]:.1f} % on them, "
+    sets = dict.fromkeys(dataset_name(str(run.protocol.get("dataset"))) for run in runs)
+    where = f", on {' and '.join(sets)}" if sets else ""
+    return (f"For these alone{where}: {one.short(best)} ({one.title}), "
+            f"{one.means[best]:.1f} % on them, "
             f"{points:+.1f} points over the zero-shot model; {sure} of {len(every)} methods are "
             f"significantly above it ([{one.lane}](settings/{one.lane}.md)).{rest}")
 

@@ -109,7 +109,7 @@ def test_page_names_the_best_and_what_is_missing(tmp_path: Path) -> None:
     assert "- FedAvg: 1 cell; -5.0 points from its fixed point" in text
     assert "the same answer in 0" in text  # Ditto's run is below alone, its fixed point above
     assert "| 10.0 | 61.5 |" in text
-    assert "`map-towers`: 288 of 288 runs: HEART-PFL (72)" in text
+    assert "`map-towers`: 288 of 288 runs are missing: HEART-PFL (72)" in text
     assert "1 of 216 planned pairs of runs are there; the others have not been run" in text
     assert "2 of 192 planned runs are there" in text and "Not run" not in text
     nothing = methods_page.page_of(plans, rows[:2], [])
@@ -137,12 +137,13 @@ def test_page_names_the_best_and_what_is_missing(tmp_path: Path) -> None:
         "Start with AFL plus each client's class shares (two rounds, no training; with a single "
         "image of each class it is plain AFL): +25.0 points over working alone in the mean of 1 "
         "cell, at least as much as the best trained method in 1 of them. Of trained methods Ditto "
-        "gains most (+20.0).\n")
+        "gains most (+20.0); heads that are trained longer, to the end, can gain more.\n")
     lost = [one | {"personal": 59.0} for one in rows[:2]]
     assert methods_page.words_of(lost).startswith("These cells"), "nobody starts with a loss"
     own = [one | {"case": "two 10x10", "personal": 60.5, "prior": 60.9} for one in rows[:2]]
     assert methods_page.words_of(own).splitlines()[0].endswith(
-        "Where each client has two classes, nothing gains a point in the mean of 1 cell.")
+        "Where each of 10 clients has two classes, nothing gains a point in the mean of 1 "
+        "cell.")
     noisy = [one | {"seed": s, "personal": one["personal"] + s * sign}
              for one, sign in zip(rows[:2], (1, -1), strict=True) for s in (1, 2, 3)]
     half = 4.303 * (2 * 4 / 2 / 3) ** 0.5  # t of 2, variance of +-1, 0 about the mean, 3 seeds

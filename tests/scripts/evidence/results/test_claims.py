@@ -240,9 +240,9 @@ def test_the_first_page_says_how_sure_the_claims_are() -> None:
     assert claims_counted([]) == "" and claims_counted(every, 2) == (
         "Each method's card claims one thing. Of 3 claims 2 hold on these data sets, 0 do not, 1 "
         "are undecided, with 3 seeds where we ask for 10. 2 of their methods have other defaults "
-        "today. Of the methods with a claim on personal accuracy 1 of 1 are significantly above "
-        "the same parameters trained alone (LocalOnly), 0 of 2 are significantly above the best "
-        "that each client reaches alone.")
+        "today. Of the methods with a claim on personal accuracy 1 of 1 with LocalOnly of the same "
+        "parameters beside them are significantly above it, and 0 of 2 with a baseline alone are "
+        "significantly above it.")
     words = sure([], {"wanted": 9, "cells": 9, "missing": 0, "tuned": 4, "unranked": 3})
     assert words[0].startswith("4 of 9 runs use all tuned values of their method; 3 use none and "
                                "are in no ranking; the other 2 are variants")

@@ -83,8 +83,9 @@ def test_a_page_comes_of_its_cells_alone(
     assert published(output, again) == first
     first = (again / "README.md").read_text()
     assert first.startswith("# Results\n1. **Should my clients federate?** ")
-    assert ("\n2. **With what?** Best, or not clearly worse than the best, of methods that train "
-            "the same parameters: Ditto in 1 of its 1 comparisons") in first
+    assert ("\n2. **With what?** Among methods that train the same parameters, best or not clearly "
+            "worse than the best (that says nothing of working alone): Ditto in 1 of its 1 "
+            "comparisons") in first
     assert ("12 runs: 3 methods on one frozen backbone, 2 data sets, 2 seeds and one "
             "experiment") in first
     assert [line for line in first.splitlines() if line.startswith("## ")] == [

@@ -88,10 +88,11 @@ def test_costs_are_of_all_runs_that_send_and_of_the_best() -> None:
     first = cast(Any, [SimpleNamespace(lane="x", title="y", method="A")])
     assert at_our_place([one], lanes, first)[:3] == [
         "A CPU is enough. 12 runs of methods that send, each of all clients, took 1.0 to 303 "
-        "seconds (Dear in x) on one core with these small backbones, half of them at most 6.",
+        "seconds (Dear in x) on one core with these small backbones, half of them at most 6; "
+        "encoding the images, once, comes on top.",
         "A client sends and receives 8.2 kB (B) to 34,699 kB (Dear) in each round; with the best "
-        "method of a setting 300 kB (A). AFL, FedPFT and TOFA send once; the others in "
-        "every round.",
+        "method of a setting 300 kB (A). AFL, FedPFT and TOFA need one message; the others "
+        "send in every round.",
         "Images are encoded once and stored, which comes on top: 9 of these 12 runs found them "
         "stored."]
     assert seeds_each(lanes) == (3, 3)
