@@ -13,7 +13,8 @@ from fedvlm.report.collect import as_float
 from fedvlm.report.tables.facts import RunFacts
 from fedvlm.runs.finished import FinishedRun
 from fedvlm.runs.metrics import read_metrics
-from fedvlm.runs.verify.answer import TOGETHER, UNSHARED, WHO, answer_of, best_alone
+from fedvlm.runs.verify.answer import TOGETHER, UNSHARED, WHO, answer_of
+from fedvlm.runs.verify.beside import hurt
 
 SECTIONS = {
     "zero_shot": "of the zero-shot model", "untrained": "of the untrained start",
@@ -304,18 +305,15 @@ def _of_clients(entry: RunFacts, name: str) -> float | None:
     Whom it hurts always follows from the rows: older runs counted from another baseline.
     """
     run = entry.run
+    if name == HURT:
+        found = hurt(run.last.get("clients") or (), run.section("references"))
+        return None if found is None else float(found["share"])
     told = run.section(name).get(TOP[name]) if name in TOP else run.last.get(name)
-    if name == "gain" or (name != HURT and as_float(told) is not None):
+    if name in TOP or as_float(told) is not None:
         return as_float(told)
     rows = accuracies(run.last)
-    if name in QUARTILES:
-        return statistics.quantiles(rows.values(), method="inclusive")[QUARTILES[name]] \
-            if len(rows) > 1 else None
-    found = run.section("references")
-    own = accuracies(found.get(best_alone(found)))
-    both = [client for client in rows if client in own]
-    below = sum(rows[client] < own[client] for client in both)
-    return 100 * below / len(both) if both else None
+    return statistics.quantiles(rows.values(), method="inclusive")[QUARTILES[name]] \
+        if len(rows) > 1 else None
 
 
 def accuracies(record: Any) -> dict[Any, float]:

@@ -71,13 +71,13 @@ def hurt(
 
     Returns:
         ``share`` (percent of the clients with test images), ``clients`` (their ids), ``of`` (how
-        many have test images), ``reference``. None where it was not made, and of captions, whose
-        baselines are no client's own.
+        many have test images), ``reference``. None where no baseline was
+        made, and of captions: there zero-shot is the only one, and a client trains none alone.
     """
     name = name or best_alone(found)
     if name not in found or any(map(is_retrieval, clients)):
         return None
-    own = {row["client"]: row["accuracy"] for row in found[name]["clients"]}
+    own = {row["client"]: row["accuracy"] for row in found[name].get("clients", ())}
     rated = [row for row in clients
              if row["accuracy"] is not None and own.get(row["client"]) is not None]
     worse = [row["client"] for row in rated if row["accuracy"] < own[row["client"]] - EXACT]
