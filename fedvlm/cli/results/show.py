@@ -98,7 +98,7 @@ def _describe(folder: Path) -> str:
 
 
 def flat_numbers(results: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return numbers and words by dotted name; lists (per client, per round) and bits are not."""
+    """Return numbers and words by dotted name; without lists (per client, per round) and bits."""
     numbers: dict[str, Any] = {}
     for key, value in results.items():
         if key in (BITS, PLACES):

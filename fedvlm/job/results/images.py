@@ -47,10 +47,10 @@ def image_places(last: Mapping[str, Any], data: FederatedData) -> dict[str, Any]
         last: the last round's record; clients without bits are left out, none: an empty section.
     """
     clients = (last.get(BITS) or {}).get("personal") or {}
-    tests = {c: data.clients[int(c)].test for c in clients}
-    used = {*data.global_test.tolist()}.union(*(test.tolist() for test in tests.values()))
     if not clients:
         return {}
+    tests = {c: data.clients[int(c)].test for c in clients}
+    used = {*data.global_test.tolist()}.union(*(test.tolist() for test in tests.values()))
     order, first, places = dict[str, int](), dict[str, int](), dict[int, int]()
     for key, at in sorted((data.samples[at].key, at) for at in used):
         place = order.setdefault(key, len(order))

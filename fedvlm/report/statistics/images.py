@@ -81,8 +81,6 @@ def _decoded(
     return found if len(found) == count else ()
 
 
-
-
 def image_component(
     a: Mapping[Any, Answers], b: Mapping[Any, Answers]
 ) -> tuple[Component, bool] | None:
