@@ -300,7 +300,8 @@ def answers_by(runs: Iterable[tuple[str, FinishedRun]]) -> list[str]:
         several.setdefault(name, {})[key] = run.results
     told = {name: paid_counts(list(some.values())) for name, some in several.items()}
     words = "; ".join(f"{name}: {counts}" for name, counts in told.items() if counts)
-    return [f"runs, each by its own test images against the best alone: {words}"] if words else []
+    return ["whether federation pays, run by run against the best alone (95 % margin of the run's "
+            f"test images): {words}"] if words else []
 
 
 def _finetuned(entries: Sequence[RunFacts], axes: Sequence[str]) -> list[str]:

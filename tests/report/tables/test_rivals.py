@@ -98,8 +98,9 @@ def test_a_note_counts_in_how_many_runs_federation_pays(tmp_path: Path) -> None:
     write(tmp_path, "LocalOnly", 5, 6, sent=0, sections=REFERENCES | spent)
     (note,) = [n for n in table(tmp_path).notes if "best alone" in n]
     assert note == (
-        "runs, each by its own test images against the best alone: FedAvg: federation pays in 0 "
-        "of 1, is worse than alone in 0, test images cannot tell in 1; Good: federation pays in 1 "
+        "whether federation pays, run by run against the best alone (95 % margin of the run's "
+        "test images): FedAvg: federation pays in 0 of 1, is worse than alone in 0, test images "
+        "cannot tell in 1; Good: federation pays in 1 "
         "of 1, is worse than alone in 0, test images cannot tell in 0")
 
 
