@@ -24,7 +24,6 @@ from fedvlm.report.tables.papers import dataset_name
 FILE = "dealt.csv"
 CLIENTS, IMAGES = 10, 10  # the one size that the map and the plans of runs have in common
 SKEWS = (TWO, "0.3", "1", EVEN)  # and their label skews
-DRAWS = 4
 DRAWN, RUNS = "drawn", "as runs"  # ways of dealing
 COLUMNS = ("set", "skew", "dealing", "draws", "lacking", ALONE, TOGETHER)
 LIKE_EVEN = 1000.0  # concentration that the plans of runs have for "all classes evenly"
@@ -66,7 +65,7 @@ def lacking(data: Features, held: Sequence[Held]) -> float:
         data.train.labels[one.train], minlength=data.classes) == 0)).sum()) for one in held)
 
 
-def write_dealt(runs: Path, into: Path, draws: int = DRAWS) -> None:
+def write_dealt(runs: Path, into: Path, draws: int) -> None:
     """Measure, for each set that the plans of runs have, each skew and dealing; write ``FILE``."""
     rows = [_row(data, skew, way, draws) for data in (read_features(n, runs) for n in SHIFTED)
             for skew in SKEWS for way in WAYS]

@@ -73,7 +73,7 @@ def main(args: Namespace) -> int:
         _run_all(args, runs)
     into = make_folder(args.folder)
     if not args.table_only and set(SHIFTED) <= set(args.sets):
-        write_dealt(runs, into)
+        write_dealt(runs, into, args.seeds)
     table = into / "map.csv"
     cells = [row for name in SETS for row in read_rows(rows_file(runs, name))]
     rows = join_tables(summarize(cells), read_table(table))
