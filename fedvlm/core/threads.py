@@ -1,4 +1,4 @@
-"""How a process computes: threads where nobody says, those that wait, freed memory, TF32.
+"""How a process computes: threads where nobody says, those that wait, memory, TF32.
 
 OpenMP's threads spin while they wait for the next kernel. Beside other processes that costs more
 than the work itself (a demo beside two busy processes on two cores: 24 s of CPU for 4 s of work),
@@ -15,8 +15,12 @@ switch does. ``torch`` is given by the caller: a record is made without importin
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import resource
+import sys
 from collections.abc import Mapping, MutableMapping
+from pathlib import Path
 from typing import Any
 
 #: Backbones whose kernels are too short to be shared among threads.
@@ -61,6 +65,27 @@ def keep_freed_memory(environ: Mapping[str, str]) -> int:
     if kept:
         ask(_TRIM_THRESHOLD, LARGEST)
     return kept
+
+
+def begin_peak() -> None:
+    """Begin a new peak of resident memory, where the system can (Linux).
+
+    What freed tensors kept (``keep_freed_memory``) goes back first: it is not of what comes now.
+    """
+    with contextlib.suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_mib() -> float:
+    """Return the peak of resident memory since ``begin_peak``, elsewhere of the process, MiB."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) / 1024
+    scale = 2**20 if sys.platform == "darwin" else 2**10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / scale
 
 
 def usual_threads(

@@ -7,7 +7,6 @@ new``, another set), as CoOp's ``--eval-only --model-dir DIR --load-epoch N`` do
 
 from __future__ import annotations
 
-import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from fedvlm.console.screen import Console, progress
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.files import read_json, user_path
 from fedvlm.core.rows.store import move_state
+from fedvlm.core.threads import peak_mib
 from fedvlm.core.trees import Tree, numel, pick
 from fedvlm.evaluation import Evaluator
 from fedvlm.federation.aggregation.updates import join_updates
@@ -122,7 +122,7 @@ def dry_run(cfg: CfgNode, check: Callable[[Built], None]) -> int:
             "time": f"at most {seconds[-1]:.2f} s per client step (one client, images encoded "
                     f"on the way), {whole:.0f} s "
                     f"for all rounds; {images:,} images to encode once",
-            "memory": f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB peak",
+            "memory": f"{peak_mib() / 1024:.2f} GiB peak",
         }
     )
     console.notes([*built.notes, "dry run: nothing was written"])

@@ -24,7 +24,7 @@ from fedvlm.core.files import user_path
 from fedvlm.core.rows.store import move_state
 from fedvlm.core.signals import saying
 from fedvlm.core.spelling import texts_covered
-from fedvlm.core.threads import usual_threads
+from fedvlm.core.threads import begin_peak, usual_threads
 from fedvlm.core.trees import nbytes
 from fedvlm.data.catalog import dataset_info
 from fedvlm.data.datasets import set_name
@@ -130,6 +130,10 @@ def _run(
 ) -> tuple[dict[str, Any], Path]:
     """Build the run, open its folder, train it unless it is done; return results and folder."""
     began, cfg = time.perf_counter(), job.cfg
+    begin_peak()
+    if torch.cuda.is_initialized():
+        for device in range(torch.cuda.device_count()):
+            torch.cuda.reset_peak_memory_stats(device)
     choice = peft_choice(cfg, job.origins)
     clients = client_side(cfg)
     clients.check(inputs)

@@ -10,7 +10,6 @@ import contextlib
 import faulthandler
 import gc
 import os
-import resource
 import signal
 import sys
 import threading
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from fedvlm.console.guard import exit_code_of
 from fedvlm.console.screen import complain
 from fedvlm.core.signals import STOPS, install_handlers
+from fedvlm.core.threads import begin_peak, peak_mib
 
 if TYPE_CHECKING:
     from fedvlm.job.inputs import Inputs
@@ -124,7 +124,7 @@ def serve_and_leave(
 def run_cell(assignment: WorkOrder, inputs: Inputs | None) -> Outcome:
     """Run a cell with everything it writes to the screen in its log."""
     began = time.monotonic()
-    _forget_peak()
+    begin_peak()
     device = ["DEVICE", assignment.device] if assignment.device else []
     words = [*assignment.words, *device]
     sys.argv = ["fedvlm", *words]  # the manifest names the command that repeats the run
@@ -141,7 +141,7 @@ def run_cell(assignment: WorkOrder, inputs: Inputs | None) -> Outcome:
         code = exit_code_of(task, words)
     code = INTERRUPTED if code in (128 + signum for signum in STOPS) else code
     sentence = _last_error(assignment.log) if code not in (0, INTERRUPTED) else ""
-    return Outcome(code, sentence, time.monotonic() - began, _peak(), *answer)
+    return Outcome(code, sentence, time.monotonic() - began, peak_mib(), *answer)
 
 
 def _job(words: list[str], digest: str, inputs: Inputs | None) -> int:
@@ -199,19 +199,3 @@ def _last_error(log: Path) -> str:
     lines = log.read_text("utf-8", errors="replace").splitlines()
     errors = [line.partition(": ")[2] for line in lines if line.startswith("error: ")]
     return errors[-1] if errors else (lines[-1] if lines else "no message")
-
-
-def _forget_peak() -> None:
-    """Begin a new peak of resident memory, where the system can."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
-
-
-def _peak() -> float | None:
-    """Return the peak of resident memory in MiB."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) / 1024
-    scale = 2**20 if sys.platform == "darwin" else 2**10
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / scale

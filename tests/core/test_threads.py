@@ -70,6 +70,29 @@ def test_freed_memory_is_kept_for_the_next_tensor() -> None:
     assert faults < 1_000  # 62,500 without
 
 
+PEAKS = """
+from fedvlm.core.threads import begin_peak, keep_freed_memory, peak_mib
+keep_freed_memory({})
+begin_peak()
+start = peak_mib()
+for _ in range(4):  # freed, and kept by the C library
+    block = bytearray(256 << 20)
+    del block
+high = peak_mib()
+begin_peak()
+print(start, high, peak_mib())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the peak of Linux, limits of glibc")
+def test_a_new_peak_forgets_what_came_before() -> None:
+    done = subprocess.run([sys.executable, "-c", PEAKS], capture_output=True, text=True,
+                          check=True, cwd=jobs.REPOSITORY)
+    start, high, after = map(float, done.stdout.split())
+    assert start + 250 < high < start + 300
+    assert after < start + 10
+
+
 @pytest.mark.parametrize(("most", "kept"), [(2**31, 2**31 - 1), (2**25, 2**25), (0, 0)])
 def test_a_library_with_a_bound_keeps_what_it_can_or_is_left_as_it_is(
     most: int, kept: int, monkeypatch: pytest.MonkeyPatch

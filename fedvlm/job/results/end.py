@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from yacs.config import CfgNode
 
 from fedvlm.config.build import flat
@@ -17,6 +18,7 @@ from fedvlm.config.families import trained_words
 from fedvlm.console.log import Headline
 from fedvlm.console.rows import table_lines
 from fedvlm.core.stats import mean, sample_std
+from fedvlm.core.threads import peak_mib
 from fedvlm.core.trees import numel
 from fedvlm.data.targets import DATASET
 from fedvlm.evaluation.scores import CONFUSION, TARGET, client_list
@@ -164,7 +166,8 @@ def results_of(
         "seconds_this_session": seconds, "seconds_rounds": whole["seconds"],
         "bytes_up": whole["bytes_up"], "bytes_down": whole["bytes_down"], "totals": whole,
         "constant_passes": dict(built.model.constants),  # once a session, in no round's counters
-        "trainable": numel(built.federation.p0), "notes": [*built.notes, *end],
+        "peak_mib": _peaks(built.model.device), "trainable": numel(built.federation.p0),
+        "notes": [*built.notes, *end],
     }
     said = protocol(built) | ({"privacy": spoken["words"]} if spoken else {})
     if references is not None:
@@ -175,6 +178,14 @@ def results_of(
         numbers | {"table": table}, class_lines(numbers.get("per_class", {}).get("personal", ())),
         answer_lines(numbers, method_name(said)),
     )
+
+
+def _peaks(device: torch.device) -> dict[str, float]:
+    """Return the most memory of this session, MiB: of the process, and of tensors on a GPU."""
+    peaks = {"resident": peak_mib()}
+    if device.type == "cuda":
+        peaks["gpu"] = torch.cuda.max_memory_allocated(device) / 2**20
+    return {name: round(peak, 1) for name, peak in peaks.items()}
 
 
 def _judged(references: References | None, last: Row) -> tuple[References | None, list[str]]:

@@ -22,6 +22,7 @@ SECTIONS = {
 }
 TOTALS = "totals"
 ROUNDS_TO = "rounds_to:"
+PEAKS = ("peak_mib.resident", "peak_mib.gpu")  # of the run's last session
 # Derived: name -> (numbers of the totals, summed; divided by this one).
 RATIOS = {
     "kb_per_client_round": (("bytes_up", "bytes_down"), "client_rounds"),
@@ -34,14 +35,15 @@ STEPS = "steps"
 # A run's answer, as its screen has it: name -> (side, number).
 ANSWERED = {side + end: (side, key) for side in WHO
             for end, key in (("", "personal"), ("_balanced", "balanced"))}
-DERIVED = (*RATIOS, *QUARTILES, *TOP, *ANSWERED, STEPS, "bytes")
+DERIVED = (*RATIOS, *PEAKS, *QUARTILES, *TOP, *ANSWERED, STEPS, "bytes")
 # Short words for columns that stand beside a table's metric.
 COLUMNS = {
     "gain": "gain", "balanced": "personal_balanced", "before": "personal_before_ft",
     "worst": "personal_worst", "hurt": HURT, "ece": "personal_ece", "nll": "personal_nll",
     "steps": STEPS, "final": "spent.final_epochs", "up": "totals.bytes_up",
     "down": "totals.bytes_down", "bytes": "bytes", "sent": "kb_per_client_round",
-    "seconds": "totals.seconds", "trainable": "trainable",
+    "seconds": "totals.seconds", "memory": PEAKS[0], "gpu_memory": PEAKS[1],
+    "trainable": "trainable",
 }
 
 
@@ -164,6 +166,8 @@ DEFINED = {m.name: m for m in (
     _count("totals.image_forwards", "training images through the image tower"),
     _count("totals.text_passes", "passes through the text tower in training"),
     _count("totals.text_tokens", "text tokens through the text tower in training"),
+    Metric(PEAKS[0], "resident memory of the process at its peak", "MiB", True, digits=0),
+    Metric(PEAKS[1], "memory of tensors on the GPU at its peak", "MiB", True, digits=0),
     _count("trainable", "trainable parameters of a client"),
 )}
 
@@ -259,6 +263,8 @@ def metric_value(entry: RunFacts, name: str) -> float | None:
         return _answered(run, *ANSWERED[name])
     if name == "trainable":
         return as_float(run.info.get(name))
+    if name in PEAKS:
+        return as_float((run.info.get("peak_mib") or {}).get(name.partition(".")[2]))
     if name in RATIOS:
         return _ratio(entry, name)
     if name in QUARTILES or name in TOP:

@@ -215,7 +215,7 @@ def _facts(
         "ranges": other_ranges(sources.tuned, sources.cards),
         "former": former,
         "unreliable": questions.unreliable(cases, shown["drawn"]), "cost_lane": cost_lane.name,
-        "costs": _costs(sources, cost_lane, untuned),
+        "costs": _costs(sources, cost_lane, untuned), "remembered": _has_memory(cost_lane),
         "home": HOME, "claimed": headline.claims_counted(
             claims, len({line.partition(":")[0] for line in former})),
         "sure": [*headline.sure(standings, numbers), *filter(None, [headline.start(every)])],
@@ -269,7 +269,8 @@ def _costs(
     """Return a table for each set of trained parameters: accuracy beside bytes, steps, seconds."""
     flat = {name: replace(paper, group="") for name, paper in sources.papers.items()}
     spec = Spec(mixed=(), order=("best",), names=True, papers=flat,
-                columns=("gain", "sent", "bytes", "steps", "trainable", "seconds"))
+                columns=("gain", "sent", "bytes", "steps", "trainable", "seconds",
+                         *(["memory"] if _has_memory(lane) else [])))
     out = []
     by_title = {title: runs for title, runs in groups(lane, sources.cards, untuned).items()
                 if ranked(title)}
@@ -356,6 +357,11 @@ def _share(
     said = [note for table in shown for note in (table.caption, *table.notes)]
     return Share(title, [table_markdown([table]).rstrip("\n") for table in bare],
                  list(dict.fromkeys(said)), f"{TABLES}/{slug}.tex", figures, words)
+
+
+def _has_memory(lane: Lane) -> bool:
+    """Return whether a run says what memory it took."""
+    return any(run.info.get("peak_mib") for run in lane.runs)
 
 
 def _all_parts(

@@ -59,6 +59,7 @@ def test_a_run_counts_its_work_and_names_extra_data(
     info = record["run_info"]
     assert "extra data: a proxy set of mine" in info["notes"]
     found = info["totals"]
+    assert info["peak_mib"].keys() == {"resident"} and 100 < info["peak_mib"]["resident"] < 50_000
     # 2 rounds x 2 clients, 10 base classes x 2 shots in all, one epoch: one batch each
     assert (found["rounds"], found["client_rounds"], found["local_steps"]) == (2, 4, 4)
     assert found["samples"] == 2 * 20

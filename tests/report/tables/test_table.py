@@ -132,6 +132,16 @@ def test_traffic_and_seconds_per_round(tmp_path: Path):
     ]
 
 
+def test_memory_of_runs_that_say_it(tmp_path: Path):
+    write_seeds(tmp_path, "A", [50.0, 52.0], info={"peak_mib": {"resident": 700.4, "gpu": 80.0}})
+    write_seeds(tmp_path, "B", [50.0, 52.0], info={"peak_mib": {"resident": 300.6}})
+    write_seeds(tmp_path, "C", [50.0, 52.0])
+    found = table(tmp_path, cols=("metric",), metrics=("memory", "gpu_memory"))
+    assert found.columns == ("peak_mib.resident (MiB)", "peak_mib.gpu (MiB)")
+    assert [[c.mean for c in line] for line in found.cells] == [
+        [700.4, 80.0], [300.6, None], [None, None]]
+
+
 def test_methods_as_columns_compete_within_a_row(tmp_path: Path):
     for trainer, (pets, dtd) in {"A": (90.0, 40.0), "B": (80.0, 50.0)}.items():
         apart = 0.1 if trainer == "A" else 0.0

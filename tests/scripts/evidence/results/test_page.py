@@ -42,7 +42,8 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
                     {"personal": personal, "personal_worst": min(r["accuracy"] for r in clients),
                      "clients": clients},
                     sections={"references": {"logreg": reference("alone", 5, 5)}},
-                    peft="feature+head", info={"seconds_this_session": 3600.0},
+                    peft="feature+head",
+                    info={"seconds_this_session": 3600.0, "peak_mib": {"resident": 700.0}},
                 )
                 (path / "config.yaml").write_text("SEED: 1\n")
     (root / "plans").mkdir()
@@ -104,7 +105,8 @@ def test_a_page_comes_of_its_cells_alone(
     wins = (again / "wins.md").read_text()  # Ditto is above both in each of 4 cells
     assert "| Ditto | 100 | 4 of 4 |   | 100 | 100 |" in wins and "| FedAvg | 0 | 4 of 4 |" in wins
     place = (again / "at_our_place.md").read_text()
-    assert "is not recorded with a run" in place
+    assert "*Memory*: resident memory of the process at the run's peak" in place
+    assert "| seconds (s) | memory (MiB) |" in place and "| 700 |" in place
     assert "| sent (kB) | bytes (MB) |" in place, "a method of one round beside one of many"
     gained = (again / "should_we_federate.md").read_text().partition("## Which clients gain")[2]
     assert gained.startswith("\n*Share of clients (all seeds pooled) whose gain over the best ")
