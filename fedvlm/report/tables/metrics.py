@@ -166,8 +166,8 @@ DEFINED = {m.name: m for m in (
     _count("totals.image_forwards", "training images through the image tower"),
     _count("totals.text_passes", "passes through the text tower in training"),
     _count("totals.text_tokens", "text tokens through the text tower in training"),
-    Metric(PEAKS[0], "resident memory of the process at its peak", "MiB", True, digits=0),
-    Metric(PEAKS[1], "memory of tensors on the GPU at its peak", "MiB", True, digits=0),
+    Metric(PEAKS[0], "resident memory of the process at its peak", "MiB", True),
+    Metric(PEAKS[1], "memory of tensors on the GPU at its peak", "MiB", True),
     _count("trainable", "trainable parameters of a client"),
 )}
 

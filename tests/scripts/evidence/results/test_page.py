@@ -106,7 +106,7 @@ def test_a_page_comes_of_its_cells_alone(
     assert "| Ditto | 100 | 4 of 4 |   | 100 | 100 |" in wins and "| FedAvg | 0 | 4 of 4 |" in wins
     place = (again / "at_our_place.md").read_text()
     assert "*Memory*: resident memory of the process at the run's peak" in place
-    assert "| seconds (s) | memory (MiB) |" in place and "| 700 |" in place
+    assert "| seconds (s) | memory (MiB) |" in place and "| 700.0 ± 0.0 |" in place
     assert "| sent (kB) | bytes (MB) |" in place, "a method of one round beside one of many"
     gained = (again / "should_we_federate.md").read_text().partition("## Which clients gain")[2]
     assert gained.startswith("\n*Share of clients (all seeds pooled) whose gain over the best ")
