@@ -107,20 +107,3 @@ def to_plain(value: Any) -> Any:
 def global_generators() -> list[Any]:
     """Return the state of the global generators of random, numpy and torch."""
     return [random.getstate(), to_plain(np.random.get_state()), torch.get_rng_state().tolist()]
-
-
-class ShiftedGenerators:
-    """Context in which the global generators stand elsewhere; put back at the end."""
-
-    def __enter__(self) -> None:
-        """Draw once from each."""
-        self._kept = random.getstate(), np.random.get_state(), torch.get_rng_state()
-        random.random()  # noqa: S311
-        np.random.random()
-        torch.rand(1)
-
-    def __exit__(self, *error: object) -> None:
-        """Put the states back."""
-        random.setstate(self._kept[0])
-        np.random.set_state(self._kept[1])
-        torch.set_rng_state(self._kept[2])

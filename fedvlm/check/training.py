@@ -11,7 +11,6 @@ import torch
 
 from fedvlm.check.compare import (
     Broken,
-    ShiftedGenerators,
     copy_fed,
     demand,
     differs,
@@ -24,6 +23,7 @@ from fedvlm.check.compare import (
 from fedvlm.check.disk import read_state, write_state
 from fedvlm.check.messages import CLOSE, EXACT, Method, sent_in, work
 from fedvlm.check.world import EPOCHS, RESNET, SIZES, CheckWorld, Setup, Trajectory
+from fedvlm.core import rng
 from fedvlm.core.errors import ConfigError, DivergedError, MethodError
 from fedvlm.core.trees import State, Tree, clone, first_non_finite, stack
 from fedvlm.federation.batches import Batch
@@ -160,12 +160,12 @@ def g12_seeds(world: CheckWorld, trainer: Method) -> None:
     """The seed alone decides: same seed same bits, other seed others; evaluation adds nothing."""
     run = world.trajectory(trainer)
     demand(run.generators[0] == run.generators[1], "the run draws from a global random generator")
-    end = run.states[-1]
+    end, elsewhere = run.states[-1], (rng.seed_of(0, "check-generators"), torch.device("cpu"))
     try:  # both in one run; where its bits are others, a run without evaluation says why
-        with ShiftedGenerators():
+        with rng.fork_generators(*elsewhere):
             same_fed(_evaluated(world, trainer), end, "a run with an evaluation after each round")
     except Broken:
-        with ShiftedGenerators():
+        with rng.fork_generators(*elsewhere):
             again = world.record(trainer)
         same_fed(again.states[-1], end, "a second run with the same seed")
         raise
