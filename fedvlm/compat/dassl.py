@@ -34,9 +34,8 @@ def dassl_modules() -> dict[str, ModuleType]:
     """Return the modules by their full names, with registries of their own."""
     trainers = tools.Registry("TRAINER")  # anew: two files may both have a CoOp
     things: dict[str, Any] = {
-        **vars(engine), **vars(data), **vars(optimiser), **tools.UTILS,
-        "compute_accuracy": tools.compute_accuracy, "get_cfg_default": default_cfg,
-        "clean_cfg": clean_cfg, "SummaryWriter": tools.SummaryWriter, "RAdam": RAdam,
+        **vars(engine), **vars(data), **vars(optimiser), **vars(tools),
+        "get_cfg_default": default_cfg, "clean_cfg": clean_cfg, "RAdam": RAdam,
         "TRAINER_REGISTRY": trainers,
         "build_trainer": lambda cfg: trainers.get(cfg.TRAINER.NAME)(cfg),
     }

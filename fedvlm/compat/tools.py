@@ -244,13 +244,3 @@ class SummaryWriter:
         if name.startswith("_"):
             raise AttributeError(name)
         return lambda *args, **more: None
-
-
-UTILS: Mapping[str, Callable[..., Any]] = {
-    f.__name__: f for f in (
-        Registry, check_availability, check_isfile, mkdir_if_missing, listdir_nohidden, read_json,
-        write_json, read_image, set_random_seed, setup_logger, collect_env_info, tolist_if_not,
-        count_num_param, load_checkpoint, save_checkpoint, resume_from_checkpoint,
-        load_pretrained_weights, AverageMeter, MetricMeter,
-    )
-}

@@ -44,8 +44,7 @@ def argument_defaults(tree: ast.Module) -> dict[str, Any]:
     """Return the default of every ``add_argument`` by its name behind ``args.``."""
     found: dict[str, Any] = {}
     for node in ast.walk(tree):
-        called = isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument"
-        if not called or not isinstance(node, ast.Call):
+        if not isinstance(node, ast.Call) or getattr(node.func, "attr", "") != "add_argument":
             continue
         words = [a.value for a in node.args if isinstance(a, ast.Constant)]
         options = {k.arg: k.value for k in node.keywords if k.arg}

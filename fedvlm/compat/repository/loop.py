@@ -106,10 +106,8 @@ def _copies(statement: ast.stmt, arguments: Mapping[str, Any]) -> Iterator[_Copy
             first = _bound(value.slice.lower, arguments)  # rows behind it: to the end
             rows = (first, None if first else _bound(value.slice.upper, arguments))
             value = value.value
-        named = isinstance(value, ast.Subscript) and isinstance(value.slice, ast.Constant)
-        if named and isinstance(value, ast.Subscript) and isinstance(value.slice, ast.Constant):
-            key = value.slice.value
-            if isinstance(key, str):
+        match value:
+            case ast.Subscript(slice=ast.Constant(value=str(key))):
                 yield _Copy(ast.unparse(node.targets[0].value), key, rows, node.lineno)
 
 
