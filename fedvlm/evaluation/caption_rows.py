@@ -90,15 +90,6 @@ def personal_rows(
                 getattr(clients[client], split), size, model.device)
 
 
-def pretrained_rows(
-    model: VLModel, source: SampleSource, clients: Sequence[Any], ids: Sequence[int], split: str,
-    size: int,
-) -> list[Row]:
-    """Return the clients' lines of the pretrained model."""
-    return [caption_row(c, model.image, source, getattr(clients[c], split), size, model.device)
-            for c in ids]
-
-
 def shared_recall(
     embed: Embed, source: SampleSource, samples: np.ndarray, size: int, device: torch.device | str
 ) -> dict[str, Any]:

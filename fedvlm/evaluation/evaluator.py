@@ -147,12 +147,14 @@ class Evaluator:
         self.right = scores.take_right(rows)
         counts = scores.pool_confusion(rows) if last and self.confusion else None
         by_label = _by_label(rows, self.model.classnames) if self.sets else None
-        named = _named(self.named, rows) if self.named and ends else None
-        result = self.combine(event.round, rows)
-        if named is not None:
-            result["named"] = named
+        more: dict[str, Any] = {}
+        if self.named and ends:
+            from fedvlm.evaluation.named import take_metrics  # start-up: for metrics by name only
+
+            more["named"] = take_metrics(self.named, rows)
         if by_label is not None:
-            result["labels"] = by_label
+            more["labels"] = by_label
+        result = self.combine(event.round, rows) | more
         if self.captioned:
             shared = None
             result |= self._retrieved(event.shared)
@@ -215,8 +217,7 @@ class Evaluator:
         if keep:
             self._keep("global", self.data.global_test, shared)
             for other in self.data.others:
-                if scores.key_of(other) in beside:
-                    name = scores.key_of(other)
+                if (name := scores.key_of(other)) in beside:
                     self._keep(name, other.indices, beside[name])
             if self.cross and self.open and scores.has_new(self.data):
                 self._keep_labels("new", self.data.new_test)
@@ -249,13 +250,6 @@ def _by_label(rows: Sequence[Row], names: Sequence[str]) -> dict[str, Any] | Non
     from fedvlm.evaluation import label_rows  # start-up: for sets of labels only
 
     return label_rows.take_labels(rows, names)
-
-
-def _named(asked: Sequence[NamedMetric], rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Take the metrics by name out of clients' lines (``named.take_metrics``)."""
-    from fedvlm.evaluation.named import take_metrics  # start-up: for metrics by name only
-
-    return take_metrics(asked, rows)
 
 
 def _before(event: RoundFinished, rows: Sequence[Row]) -> float | None:

@@ -227,9 +227,10 @@ class ClientMeter:
         if getattr(self.data, "captioned", False):
             from fedvlm.evaluation import caption_rows  # start-up: for captions only
 
-            return caption_rows.pretrained_rows(
-                self.model, self._batches.source, self.data.clients, clients, measure.split,
-                self._batches.batch_size)
+            return [caption_rows.caption_row(
+                c, self.model.image, self._batches.source,
+                getattr(self.data.clients[c], measure.split), self._batches.batch_size,
+                self.model.device) for c in clients]
         groups: dict[VLModel, list[int]] = {}
         for c in clients:
             groups.setdefault(self._of([c]), []).append(c)
@@ -304,7 +305,8 @@ class ClientMeter:
             if measure.answers:
                 rows[-1] |= scores.right_row(self.data.labels[test], one)
             if measure.keep_logits:
-                self._keep(f"personal|{c}", one)
+                if one.logits is not None:
+                    self.logits[f"personal|{c}"] = one.logits
                 self.logits[f"true|personal|{c}"] = torch.from_numpy(self.data.labels[test])
         if measure.cross:
             self._cross(rows, answers, new, measure.keep_logits)
@@ -349,10 +351,6 @@ class ClientMeter:
             row |= scores.new_row(self.data, one)
             if keep:
                 self._keep_labels("new", row, one)
-
-    def _keep(self, name: str, predictions: Predictions) -> None:
-        if predictions.logits is not None:
-            self.logits[name] = predictions.logits
 
     def _keep_labels(self, what: str, row: Row, predictions: Predictions) -> None:
         client = scores.row_integer(row, "client")

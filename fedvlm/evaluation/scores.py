@@ -50,7 +50,7 @@ Right = Mapping[str, Mapping[int, np.ndarray]]  # model -> client -> its images 
 
 
 class OtherTest(Protocol):
-    """One more test set (``data.federated.OtherTest``)."""
+    """One more test set (``data.targets.ExtraTest``)."""
 
     @property
     def name(self) -> str:
@@ -125,11 +125,7 @@ class Predictions:
 
     def part(self, where: Any) -> Predictions:
         """Return those of some samples: an index of the leading axes."""
-        return Predictions(
-            self.labels[where], None if self.logits is None else self.logits[where],
-            None if self.confidence is None else self.confidence[where],
-            None if self.loss is None else self.loss[where],
-        )
+        return Predictions(*(v if v is None else v[where] for v in vars(self).values()))
 
 
 class Batches:

@@ -100,14 +100,13 @@ def _regressions(
     x = scale(train)
     costs = torch.ones_like(y) if asked.weights == NO_WEIGHTS else torch.from_numpy(sample_costs(
         asked.data.labels[share.train], asked.classes, asked.weights, asked.sets)).to(y)
-    judge = "cross-validation"
+    found, judge = _path(x, y, costs), "cross-validation"
     if len(share.val):
         judge = "validation"
         z, of = scale(asked.frozen.x(share.val)), _truth(asked, share.val).to(x.device)
-        found = _path(x, y, costs)
-        losses = [float(F.binary_cross_entropy_with_logits(_scores(z, w), of)) for w in found]
+        losses = [float(F.binary_cross_entropy_with_logits(z @ w.mT, of)) for w in found]
     else:
-        found, losses, groups = _path(x, y, costs), [0.0] * len(GRID), asked.frozen.groups
+        losses, groups = [0.0] * len(GRID), asked.frozen.groups
         parts = fold_parts(asked.data.labels[share.train],
                            None if groups is None else groups[share.train]).to(x.device)
         for part in range(FOLDS):
@@ -115,18 +114,14 @@ def _regressions(
             if held.any() and not held.all():
                 for i, w in enumerate(_path(x[~held], y[~held], costs[~held])):
                     losses[i] += float(F.binary_cross_entropy_with_logits(
-                        _scores(x[held], w), y[held], reduction="sum"))
+                        x[held] @ w.mT, y[held], reduction="sum"))
     best = int(np.argmin(losses))
     return (Regression(np.zeros(0, dtype=np.int64), GRID[best], judge, True),
-            lambda at: _scores(scale(asked.frozen.x(at)), found[best]).cpu().numpy())
+            lambda at: (scale(asked.frozen.x(at)) @ found[best].mT).cpu().numpy())
 
 
 def _truth(asked: suite.Asked, at: np.ndarray) -> Tensor:
     return torch.from_numpy(label_rows.truth_of(asked.data, at).astype(np.float64))
-
-
-def _scores(x: Tensor, weights: Tensor) -> Tensor:
-    return x @ weights.mT
 
 
 def _path(x: Tensor, y: Tensor, costs: Tensor) -> list[Tensor]:

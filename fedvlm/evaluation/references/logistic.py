@@ -184,7 +184,10 @@ def _solved(
     exact = torch.float64 if max(map(len, images)) <= LARGE else torch.float32
 
     def seen(each: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        return _padded([scale(x).to(exact) for scale, x in zip(scales, each, strict=True)])
+        """Return ``[K, n, d]`` with rows of zeros, and 1 for the samples ``[K, n]``."""
+        scaled = [scale(x).to(exact) for scale, x in zip(scales, each, strict=True)]
+        there = [one.new_ones(len(one)) for one in scaled]
+        return pad_sequence(scaled, batch_first=True), pad_sequence(there, batch_first=True)
 
     def started(each: Sequence[np.ndarray], x: Tensor, best: bool = False) -> Tensor | None:
         """Return the logits ``[K, n, C]`` that stand before training; None: there are none."""
@@ -237,12 +240,6 @@ def _solved(
             labels = np.where(said == width, others, labels)
         out.append(Regression(labels, grid[i], judge, bool(arrived[i][k])))
     return out
-
-
-def _padded(each: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return ``[K, n, d]`` with rows of zeros, and 1 for the samples ``[K, n]``."""
-    there = [one.new_ones(len(one)) for one in each]
-    return pad_sequence(list(each), batch_first=True), pad_sequence(there, batch_first=True)
 
 
 def _local(frozen: Frozen, indices: Sequence[np.ndarray], ids: Tensor) -> Tensor:
