@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -125,7 +125,7 @@ class Predictions:
 
     def part(self, where: Any) -> Predictions:
         """Return those of some samples: an index of the leading axes."""
-        return Predictions(*(v if v is None else v[where] for v in vars(self).values()))
+        return replace(self, **{k: v[where] for k, v in vars(self).items() if v is not None})
 
 
 class Batches:
