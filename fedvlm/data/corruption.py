@@ -123,13 +123,11 @@ def corrupt_tests(data: DatasetBase, words: str) -> DatasetBase:
     """Corrupt a set's test images, when they are read, by ``DATASET.CORRUPTION``; return the set.
 
     Args:
-        words: ``name:severity``; empty: nothing is done.
+        words: ``name:severity``.
 
     Raises:
         ConfigError: a feature pack or texts, which have no pixels.
     """
-    if not words:
-        return data
     name, _, severity = words.partition(":")
     if data.kind == "text":
         raise ConfigError(f"DATASET.CORRUPTION {words} corrupts pixels, and the samples of "

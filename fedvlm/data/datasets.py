@@ -133,13 +133,12 @@ def rename_classes(data: DatasetBase, text: str) -> DatasetBase:
         return data
     from fedvlm.data.formats.class_names import given_names  # start-up: for such a file only
 
+    names = given_names(text, data.label_names or data.classnames)
     if data.label_names:
-        data.label_names = given_names(text, data.label_names)
-        data.check()
-        return data
-    names = given_names(text, data.classnames)
-    data.parts = {part: [replace(d, classname=names[d.label]) for d in items]
-                  for part, items in data.parts.items()}
+        data.label_names = names
+    else:
+        data.parts = {part: [replace(d, classname=names[d.label]) for d in items]
+                      for part, items in data.parts.items()}
     data.check()
     return data
 

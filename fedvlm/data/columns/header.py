@@ -54,7 +54,7 @@ GROUP_WORDS = (
     "fall_id", "numero_patient", "node", "pat_id", "pat_nr", "pat_no", "patient_no", "patient_nr",
     "patient_number", "patienten_nr", "mrn",
 )  # fmt: skip
-_BINARY = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
+BINARY = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
 _UNKNOWN = ("", "-1", "-1.0")  # of a column of 0 and 1: not said, uncertain
 _NEAR = 0.8  # how like a column must be to a known word for a hint
 _MOST = 9  # columns that a message lists
@@ -290,7 +290,7 @@ def _incomplete(
     lines: Sequence[Sequence[str]], told: bool,
 ) -> DataError:
     binary = [name for i, name in enumerate(names) if name and i not in at.values() and lines
-              and all(i < len(line) and line[i].strip().lower() in _BINARY for line in lines)]
+              and all(i < len(line) and line[i].strip().lower() in BINARY for line in lines)]
     if ("path" in at or template) and len(binary) > 1:
         return DataError(f"{path}: no column names a class, and {flags_words(binary)}")
     texts = [name for name in names if fold(name).rstrip("s") in _TEXTS]
@@ -344,7 +344,7 @@ def said_values(lines: Sequence[Sequence[str]], at: int) -> set[str]:
 
 def is_binary(values: set[str]) -> bool:
     """Return whether values of a column are 0 and 1, in some spelling."""
-    return bool(values) and values <= set(_BINARY)
+    return bool(values) and values <= set(BINARY)
 
 
 def binary_names(column: str, cells: Sequence[str]) -> tuple[list[str | None], str]:
@@ -354,11 +354,11 @@ def binary_names(column: str, cells: Sequence[str]) -> tuple[list[str | None], s
     has other values; then the list is empty, too.
     """
     known = {cell for cell in cells if cell not in _UNKNOWN}
-    if not known or not {cell.lower() for cell in known} <= set(_BINARY):
+    if not is_binary({cell.lower() for cell in known}):
         return [], ""
     word = column.replace("_", " ").strip().lower()
     said = (f"no {word}", word)
-    names = [None if c in _UNKNOWN else said[_BINARY[c.lower()]] for c in cells]
+    names = [None if c in _UNKNOWN else said[BINARY[c.lower()]] for c in cells]
     left = names.count(None)
     note = f"the column '{column}' of 0 and 1 gives the classes '{said[0]}' and '{said[1]}'"
     return names, note + (f"; {left} image(s) without a value were left out" if left else "")

@@ -14,13 +14,12 @@ from collections.abc import Sequence
 
 from fedvlm.core.errors import DataError, fold, one_form
 from fedvlm.data.columns.faults import each_line
-from fedvlm.data.columns.header import Header
+from fedvlm.data.columns.header import BINARY, Header
 from fedvlm.data.datum import NO_LABEL, Datum
 from fedvlm.data.formats.rows import ImageRow
 from fedvlm.data.layouts import CopyInfo
 from fedvlm.data.locate import first_names
 
-_YES_NO = {"0": False, "1": True, "0.0": False, "1.0": True, "false": False, "true": True}
 _MARKS = ("|", ";")
 _NOTHING = frozenset({
     "nofinding", "nofindings", "none", "nolabel", "normal", "negative", "unremarkable",
@@ -50,7 +49,7 @@ def read_sets(
     at = header.labels[0]
     cells = [(f"{where} {number}", line[at].strip()) for number, line in lines]
     name = header.names[at]
-    if any(cell for _, cell in cells) and all(c.lower() in _YES_NO for _, c in cells if c):
+    if any(cell for _, cell in cells) and all(c.lower() in BINARY for _, c in cells if c):
         if not whole:
             return each_line(lines, where, lambda _, line, place: _flags(header, line, place))
         raise DataError(
@@ -69,12 +68,12 @@ def _flags(header: Header, line: Sequence[str], where: str) -> tuple[str, ...]:
     names = []
     for at, word in zip(header.labels, header.words, strict=True):
         cell = line[at].strip()
-        if cell.lower() not in _YES_NO:
+        if cell.lower() not in BINARY:
             raise DataError(
                 f"{where}: the cell '{header.names[at]}' is '{cell[:40]}', but a column of "
                 "--labels holds 0 and 1 (an unknown or uncertain label has to be decided, or its "
                 "line taken out)")
-        if _YES_NO[cell.lower()]:
+        if BINARY[cell.lower()]:
             names.append(label_name(word))
     return tuple(names)
 

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from fedvlm.core.errors import DataError
+from fedvlm.data.locate import read_json_file
 
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 _SEPARATOR = re.compile(r'"?sep=([^"\r\n])"?\s*', re.IGNORECASE)
@@ -154,10 +155,7 @@ def _user_data(content: Any) -> Mapping[str, Any] | None:
 
 
 def _json(path: Path, unpacked: Path | None) -> Lines:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8-sig"))
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not a JSON file: {error}") from error
+    content = read_json_file(path)
     users = _user_data(content)
     if users is not None:
         return _leaf(path, users, unpacked)
