@@ -33,8 +33,7 @@ class DatasetInfo:
         classes, base, new: number of classes, and of the base and new halves.
         train, val, test: images of the published split, None where not known.
         base_test, new_test: test images of the two halves, None where not known.
-        form: ``coop`` (split file), ``folders``, ``domains``, ``cifar``, ``aircraft`` or
-            ``imagenet``.
+        form: ``coop`` (split file), ``domains``, ``cifar``, ``aircraft`` or ``imagenet``.
         renames: folder name to class name; ``drop``: folders that are no class.
         domains: domain name to number of images (0 where not known), in the order of their numbers.
         source: where to get it; empty for sets this project renders itself.

@@ -294,8 +294,6 @@ def _single_domain(info: DatasetInfo) -> tuple[Layout, ...]:
         return (coop, bare) if info.parts.get("train") else (coop,)
     if info.form == "domains":
         return (Layout("domain tree", home, (), "domains"),)
-    if info.form == "folders":
-        return (Layout("class folders", home, (images,), "folders"),)
     return (_split(info, "CoOp split file", info.split_file),)
 
 
