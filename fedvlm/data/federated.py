@@ -40,9 +40,9 @@ from fedvlm.data.partition.kinds import check_fits
 from fedvlm.data.partition.spec import Partition, PartitionSpec
 from fedvlm.data.targets import (
     DATASET,
+    DOMAIN,
     ExtraTest,
     Target,
-    held_out_domain,
     load_targets,
     split_digest,
     target_tests,
@@ -383,9 +383,13 @@ def _others(
     """Return the test sets beside the run's own, their images (from index ``start``), and notes."""
     data, positions = selection.data, selection.unseen
     unseen = _shift(positions, positions, start)
-    others = held_out_domain(
-        data.domain_names, selection.held_out, selection.classnames, prompts, unseen
-    )
+    others: list[ExtraTest] = []
+    if selection.held_out is not None:
+        name = data.domain_names[selection.held_out]
+        if not len(unseen):
+            raise DataError(f"FED.HELD_OUT_DOMAIN {name}: it has no test image of the run's "
+                            "classes; leave another domain out")
+        others = [ExtraTest(name, DOMAIN, selection.classnames, prompts, unseen)]
     samples = [_relabel(data.test[i], selection.map) for i in positions]
     start += len(samples)
     tests, notes = target_tests(targets, start, selection.records, selection.policy)
@@ -398,11 +402,7 @@ def _others(
 def _doubts(alike: str, captioned: bool, twins: Sequence[str]) -> list[str]:
     """Return ``FederatedData.doubts``; captions have no baseline AFL to speak of."""
     copies = [alike, *([] if captioned else [_COPIES])] if alike else []
-    return _sentences([*copies, *twins])
-
-
-def _sentences(notes: Sequence[str]) -> list[str]:
-    return [f"{note[:1].upper()}{note[1:]}." for note in notes]
+    return [f"{note[:1].upper()}{note[1:]}." for note in [*copies, *twins]]
 
 
 def alike_words(trains: Sequence[IntArray]) -> str:

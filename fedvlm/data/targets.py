@@ -110,29 +110,6 @@ def set_config(word: str, cfg: CfgNode, what: str = "TEST.TARGETS") -> CfgNode:
         raise ConfigError(f"{what}: {mistake}") from None
 
 
-def held_out_domain(
-    names: Sequence[str], number: int | None, classnames: Sequence[str],
-    prompts: Sequence[str], indices: IntArray,
-) -> list[ExtraTest]:
-    """Return the domain that no client holds as a list of one test set; empty without one.
-
-    Args:
-        names: domain names by number.
-        number: of the domain left out, or None.
-
-    Raises:
-        DataError: it has no test image of the run's classes.
-    """
-    if number is None:
-        return []
-    if not len(indices):
-        raise DataError(
-            f"FED.HELD_OUT_DOMAIN {names[number]}: it has no test image of the run's classes; "
-            "leave another domain out"
-        )
-    return [ExtraTest(names[number], DOMAIN, list(classnames), list(prompts), indices)]
-
-
 def target_tests(
     targets: Sequence[Target], start: int, records: ImageRecords, policy: str
 ) -> tuple[list[tuple[ExtraTest, list[Datum]]], list[str]]:

@@ -91,15 +91,6 @@ def _read_pattern(folder: Path, info: CopyInfo) -> DatasetBase:
     bare = [Datum(f"{folder}/{key}", -1, key=key) for key, name, _ in rows
             if info.unlabelled and name == info.unlabelled]
     rows = [row for row in rows if row[1] != info.unlabelled]
-    out = _classes_by_pattern(folder, info, rows)
-    if bare:
-        out.add_unlabelled(mark(bare, info.clients_by, info.groups))
-    return out
-
-
-def _classes_by_pattern(
-    folder: Path, info: CopyInfo, rows: Sequence[tuple[str, str, str]]
-) -> DatasetBase:
     classes = sorted({name for _, name, _ in rows})
     lists: dict[str, list[Datum]] = {part: [] for part in PARTS}
     named = {PART_NAMES.get(part.lower(), "") for _, _, part in rows}
@@ -110,10 +101,13 @@ def _classes_by_pattern(
     lists = {part: mark(rows, info.clients_by, info.groups) for part, rows in lists.items()}
     if "" not in named or info.test_share:
         lists, notes = complete(lists, info, str(folder))
-        return DatasetBase.of(lists, [], notes)
-    whole = cut_whole(lists["train"], OWN_SHARES)
-    return DatasetBase.of(dict(zip(PARTS, whole, strict=True)), [],
-                          [f"{folder.name}: the tree has no train and test folders, so {OWN_CUT}"])
+    else:
+        lists = dict(zip(PARTS, cut_whole(lists["train"], OWN_SHARES), strict=True))
+        notes = [f"{folder.name}: the tree has no train and test folders, so {OWN_CUT}"]
+    out = DatasetBase.of(lists, [], notes)
+    if bare:
+        out.add_unlabelled(mark(bare, info.clients_by, info.groups))
+    return out
 
 
 def folders_by_name(folder: Path, drop: Sequence[str] = ()) -> dict[str, str]:

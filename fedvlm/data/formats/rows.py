@@ -124,7 +124,10 @@ def build_lists(rows: Iterable[ImageRow], info: CopyInfo) -> DatasetBase:
             ))
         elif first.split != row.split:
             repeats[row.split] += 1
-    notes += _repeat_notes(info, repeats)
+    notes += [
+        f"{info.name}: {n} image(s) of the {part} lists are in an earlier list too (train, then "
+        f"val) and were left out of {part}" for part, n in repeats.items() if n
+    ]
     for part in ("train", "test"):
         notes += gap_notes(lists[part], info.domains, labels, f" in {part}")
     _refuse_gaps(lists, info)
@@ -155,13 +158,6 @@ def _check_folders(rows: Sequence[ImageRow], labels: dict[str, int]) -> None:
                 f"{row.where}: {row.path} is called '{row.target}' but lies in the folder of "
                 f"'{folder}'; paths and labels of this list are not paired"
             )
-
-
-def _repeat_notes(info: CopyInfo, repeats: dict[str, int]) -> list[str]:
-    return [
-        f"{info.name}: {n} image(s) of the {part} lists are in an earlier list too (train, then "
-        f"val) and were left out of {part}" for part, n in repeats.items() if n
-    ]
 
 
 def gap_notes(

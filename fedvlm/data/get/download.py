@@ -55,20 +55,17 @@ def fetch_piece(piece: Piece, root: Path, url_base: str, progress: Progress) -> 
         unpack_archive(file, out, progress=progress)
         content = out
         if piece.inner:
-            content = out / ".inner"
-            unpack_archive(_inner(out, piece), content, progress=progress)
+            inner, content = out / piece.inner, out / ".inner"
+            if not inner.is_file():
+                raise DataError(
+                    f"{piece.file} holds no {piece.inner}; its publisher has changed it")
+            unpack_archive(inner, content, progress=progress)
         place_files(content, puts)
         file.unlink()
     finally:
         shutil.rmtree(out, ignore_errors=True)
     _tidy(folder)
     return [place for _, place in puts]
-
-
-def _inner(out: Path, piece: Piece) -> Path:
-    if not (out / piece.inner).is_file():
-        raise DataError(f"{piece.file} holds no {piece.inner}; its publisher has changed it")
-    return out / piece.inner
 
 
 def place_files(folder: Path, puts: list[tuple[str, Path]]) -> None:

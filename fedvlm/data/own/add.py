@@ -148,7 +148,10 @@ def understand(
         if odd:
             keys[CLASSNAMES_KEY] = WORDS
             data = rename_classes(data, WORDS)
-            shape = replace(shape, notes=(*shape.notes, _worded(odd, len(names))))
+            shape = replace(shape, notes=(
+                *shape.notes, "class names in words for the prompts: "
+                f"{odd[0]} is read as '{folder_words(odd[0])}' "
+                f"({len(odd)} of {len(names)} names; --classnames a,b,c sets others)"))
     share: Keys = {}
     notes: list[str] = []
     if not whole:
@@ -199,11 +202,6 @@ def _once(notes: Sequence[str], what: str) -> tuple[str, ...]:
         if not (note.startswith("layout '") and note in what)
         and not (own_cut and note.startswith("not the published split ("))
     ))
-
-
-def _worded(odd: Sequence[str], classes: int) -> str:
-    return (f"class names in words for the prompts: {odd[0]} is read as '{folder_words(odd[0])}' "
-            f"({len(odd)} of {classes} names; --classnames a,b,c sets others)")
 
 
 def _words(value: Value) -> Sequence[str]:

@@ -175,11 +175,9 @@ def _structure(
         domains = _domains(place, leave_out)
         classes = sorted({c for inner in domains.values() for c in inner}) or place.pictures
         names, notes = _names(place, classes)
-        if domains:
-            form: Keys = {"DATASET.FORMAT": "domains"}
-            return FolderShape("a domain tree", keys | form | names, (*notes, *_unread(place)))
-        form = {"DATASET.FORMAT": "folders"}
-        return FolderShape("class folders", keys | form | names, (*notes, *_unread(place)))
+        form: Keys = {"DATASET.FORMAT": "domains" if domains else "folders"}
+        return FolderShape("a domain tree" if domains else "class folders",
+                           keys | form | names, (*notes, *_unread(place)))
     if place.tables:
         return in_tables(place, own_tables(place), asked)
     if len(place.pictures) == 1 and not place.flat and "train" not in parts:
@@ -234,8 +232,7 @@ def _unread(place: ImageFolder) -> list[str]:
     if not place.tables:
         return []
     return [f"the folders give the classes; not read: {', '.join(place.tables[:3])} (to read it, "
-            "give "
-            "the table itself instead of the folder)"]
+            "give the table itself instead of the folder)"]
 
 
 def _names(place: ImageFolder, classes: Sequence[str]) -> tuple[Keys, list[str]]:
@@ -246,6 +243,6 @@ def _names(place: ImageFolder, classes: Sequence[str]) -> tuple[Keys, list[str]]
         return keys, notes
     return {}, [
         f"the class folders look like codes ({', '.join(codes[:3])}), which would go into the "
-        "prompts: "
-        "name them in words.txt ('<folder><tab><name>' a line), classnames.txt or JSON beside them"
+        "prompts: name them in words.txt ('<folder><tab><name>' a line), classnames.txt or JSON "
+        "beside them"
     ]
