@@ -115,7 +115,10 @@ class Heads:
         return len(self.weights)
 
     def logits(self, x: Tensor) -> Tensor:
-        """Return ``[P, m, C]`` of the same images ``[m, d]`` by every head; -inf: not seen."""
+        """Return ``[P, m, C]`` of the same images ``[m, d]`` by every head; -inf: not seen.
+
+        Of images ``[P, m, d]`` each head gets its own.
+        """
         scores = x @ self.weights[..., :-1].mT + self.weights[:, None, :, -1]
         return scores.masked_fill(~self.seen.unsqueeze(1), -torch.inf)
 

@@ -82,9 +82,9 @@ def path(
         grid: falling.
         tolerance: where to stop: length of the gradient, in the round coordinates.
     """
-    start: Tensor | None = None
+    start, span = None, _Span(problems)
     for l2 in grid:
-        solution = solve(problems, l2, start, tolerance=tolerance)
+        solution = _solve(problems, span, l2, start, tolerance, MOST)
         start = solution.weights
         yield l2, solution
 
@@ -101,9 +101,25 @@ def solve(
         tolerance: as of ``path``.
         most: steps at most.
     """
-    x, basis = reduce(problems.x)
+    return _solve(problems, _Span(problems), l2, start, tolerance, most)
+
+
+class _Span:
+    """What is the same for each l2: samples in their own span ``x``, its ``basis``, the bound."""
+
+    def __init__(self, problems: Problems) -> None:
+        self.x, self.basis = reduce(problems.x)
+        self.w = (problems.w / problems.w.sum(1, keepdim=True).clamp(min=1)).unsqueeze(-1)
+        self.bound = (self.x * self.w).mT @ self.x / 2
+
+
+def _solve(
+    problems: Problems, span: _Span, l2: float | Tensor, start: Tensor | None, tolerance: float,
+    most: int,
+) -> Solution:
+    x, basis = span.x, span.basis
     strength = torch.as_tensor(l2, dtype=x.dtype, device=x.device).expand(len(x))
-    bowl = _Bowl(problems, x, strength)
+    bowl = _Bowl(problems, span, strength)
     begin = None if start is None else bowl.inside(start if basis is None else start @ basis)
     inside, steps, done = _minimise(bowl, begin, tolerance, most)
     weights = bowl.outside(inside)
@@ -113,12 +129,12 @@ def solve(
 class _Bowl:
     """The objectives in round coordinates: ``V = W L`` with ``L L' = x'x / 2n + l2``."""
 
-    def __init__(self, problems: Problems, x: Tensor, l2: Tensor) -> None:
+    def __init__(self, problems: Problems, span: _Span, l2: Tensor) -> None:
+        x, self.w = span.x, span.w
         self.y, self.l2 = problems.y.unsqueeze(-1), l2.view(-1, 1, 1)
         self.absent, self.base = ~problems.classes.unsqueeze(1), problems.base
-        self.w = (problems.w / problems.w.sum(1, keepdim=True).clamp(min=1)).unsqueeze(-1)
         eye = torch.eye(x.shape[2], dtype=x.dtype, device=x.device)
-        self.factor = torch.linalg.cholesky((x * self.w).mT @ x / 2 + self.l2 * eye)
+        self.factor = torch.linalg.cholesky(span.bound + self.l2 * eye)
         self.inverse = torch.linalg.solve_triangular(self.factor, eye, upper=False)
         self.metric = self.inverse @ self.inverse.mT  # |W|^2 = tr(V metric V')
         self.x = x @ self.inverse.mT

@@ -8,6 +8,7 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from evidence.map.deal import Held, Labels, deal
 from evidence.map.images import Features, Part
@@ -54,6 +55,7 @@ class Cell:
         self.data, self.held = data, held
         self.shares = torch.stack([torch.from_numpy(one.shares) for one in held])
         self.raw, self.unit = self._clients(False), self._clients(True)
+        self._tests: dict[tuple[int, bool], Tensor] = {}  # by domain, and whether unit features
 
     def _clients(self, unit: bool) -> list[HeadClient]:
         return [HeadClient(self._rows(self.data.train, one.train, one.domain, unit),
@@ -70,15 +72,29 @@ class Cell:
         """Log-smoothed class shares by each client's own counts ``[K, C]``."""
         return torch.stack([one.shares(self.data.classes, SMOOTH) for one in self.raw])
 
+    @cached_property
+    def _judges(self) -> dict[bool, Tensor]:
+        """Each client's validation images by whether they are unit features, ``[K, n, d]``.
+
+        Behind those of a client are zeros.
+        """
+        return {unit: pad_sequence([self._rows(self.data.val, one.val, one.domain, unit)
+                                    for one in self.held], batch_first=True)
+                for unit in (False, True)}
+
+    @cached_property
+    def _truth(self) -> Tensor:
+        """The labels ``[K, n]`` of ``_judges``; -1 behind a client's."""
+        return pad_sequence([torch.from_numpy(self.data.val.labels[one.val]) for one in self.held],
+                            batch_first=True, padding_value=-1)
+
     def val(self, found: Heads, unit: bool) -> Tensor:
         """Return the accuracy ``[K]`` on each client's own validation images, percent."""
-        out = torch.empty(len(self.held), dtype=torch.float64)
-        for k, one in enumerate(self.held):
-            x = self._rows(self.data.val, one.val, one.domain, unit)
-            answers = found.one(k).logits(x)[0].argmax(-1)
-            right = answers == torch.from_numpy(self.data.val.labels[one.val])
-            out[k] = 100 * right.double().mean()
-        return out
+        return self._rated(found.logits(self._judges[unit]))
+
+    def _rated(self, logits: Tensor) -> Tensor:
+        right = (logits.argmax(-1) == self._truth).double().sum(1)
+        return 100 * (right / (self._truth >= 0).sum(1))
 
     def score(self, found: Heads, unit: bool) -> Score:
         """Judge heads: one of all, or one for each client."""
@@ -88,7 +104,9 @@ class Cell:
         labels = torch.tensor(test.labels)
         for domain in sorted({one.domain for one in self.held}):
             at = [k for k, one in enumerate(self.held) if one.domain == domain]
-            x = self._rows(test, slice(None), domain, unit)
+            x = self._tests.get((domain, unit))
+            if x is None:
+                x = self._tests[domain, unit] = self._rows(test, slice(None), domain, unit)
             some = found if len(found) == 1 else Heads(found.weights[at], found.seen[at])
             recall = recalls(some, x, labels)
             accuracy[at] = 100 * by_shares(recall.expand(len(at), -1), self.shares[at])
@@ -120,17 +138,11 @@ class Cell:
                 solve.alone_heads(self.unit, self.data.classes, NAMES_GRID, starts)]))
         return self.best(found, True)[1]
 
-    def loss(self, found: Heads) -> Tensor:
-        """Return the mean cross-entropy ``[K]`` on each client's own validation images, at most 50.
-
-        Unit features.
-        """
-        out = torch.empty(len(self.held), dtype=torch.float64)
-        for k, one in enumerate(self.held):
-            logits = found.one(k).logits(self._rows(self.data.val, one.val, one.domain, True))[0]
-            own = torch.from_numpy(self.data.val.labels[one.val])
-            out[k] = -logits.log_softmax(-1).gather(1, own[:, None]).clamp(min=-50).mean()
-        return out
+    def _loss(self, logits: Tensor) -> Tensor:
+        """Return the mean cross-entropy ``[K]`` of validation images' logits, at most 50."""
+        there = self._truth >= 0
+        own = logits.log_softmax(-1).gather(2, self._truth.clamp_min(0).unsqueeze(2)).squeeze(2)
+        return -own.clamp(min=-50).where(there, 0).sum(1) / there.sum(1)
 
     def _chosen(self, candidates: Sequence[Heads]) -> Heads:
         """Return for each client the head that is best on its own validation images.
@@ -138,8 +150,9 @@ class Cell:
         Of equally many right answers the one with the least loss, as in runs
         (``logistic.regressions``): few images seldom tell strengths apart.
         """
-        best = torch.stack([self.val(one, True) - 1e-3 * self.loss(one)
-                            for one in candidates]).argmax(0).tolist()
+        judged = (one.logits(self._judges[True]) for one in candidates)
+        best = torch.stack([self._rated(logits) - 1e-3 * self._loss(logits)
+                            for logits in judged]).argmax(0).tolist()
         weights, seen = (torch.stack([getattr(candidates[i], name)[k] for k, i in enumerate(best)])
                          for name in ("weights", "seen"))
         return Heads(weights, seen)

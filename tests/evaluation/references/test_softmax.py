@@ -71,6 +71,16 @@ def test_the_path_is_the_single_solutions(problems: Problems) -> None:
         assert torch.allclose(solution.weights, straight.weights, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("n", [40, 4], ids=["more samples than dimensions", "fewer"])
+def test_the_path_has_the_bits_of_one_solve_after_the_other(problems: Problems, n: int) -> None:
+    some = replace(problems, x=problems.x[:, :n], y=problems.y[:, :n], w=problems.w[:, :n])
+    start: torch.Tensor | None = None
+    for l2, solution in path(some, GRID[:4]):
+        straight = solve(some, l2, start)
+        assert torch.equal(solution.weights, straight.weights) and solution.steps > 0
+        start = straight.weights
+
+
 def test_what_has_no_samples_has_no_weights(problems: Problems) -> None:
     found = solve(replace(problems, w=torch.zeros_like(problems.w)), 1e-2)
     assert not found.weights.any() and bool(found.done.all())
