@@ -32,10 +32,10 @@ from fedvlm.federation.clients import Clients
 from fedvlm.federation.discovery import NO_TRUST, Trust, load_trainer
 from fedvlm.federation.engine import LocalEngine
 from fedvlm.federation.local.images import Absent
-from fedvlm.federation.rounds import Federation, FedState, convert_format1
+from fedvlm.federation.rounds import Federation, FedState
 from fedvlm.federation.server import Roster
 from fedvlm.job.build import check_model, make_plan, pick_device
-from fedvlm.job.engines.states import SITE, check_rows, take_workers_rows
+from fedvlm.job.engines.states import SITE, check_rows, take_workers_rows, whole_state
 from fedvlm.job.inputs import Inputs
 from fedvlm.job.resolve import run_config
 from fedvlm.models.vlmodel import VLModel
@@ -246,15 +246,12 @@ def adopt_state(
     Raises:
         DataError: clients' rows that workers wrote are damaged.
     """
-    server, device = move_state(saved.server, federation.model.device), federation.model.device
-    if saved.records is None:  # format 1
-        clients = {c: move_state(s, device) for c, s in saved.clients.items()}
-        return federation.adopt(convert_format1(saved.round, server, clients))
-    records = open_records(path / "state", identity)
-    for kind, named in saved.records.items():
-        records[kind].load(named)
+    device = federation.model.device
+    if saved.records is None:
+        return federation.adopt(whole_state(saved, device))
+    records = open_records(path / "state", identity, saved.records)
     federation.keep_on_disk(records)
-    state = federation.load(saved.round, server, records)
+    state = federation.load(saved.round, move_state(saved.server, device), records)
     take_workers_rows(path, federation, state)
     check_rows(path, federation, state)
     return state

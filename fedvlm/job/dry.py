@@ -28,11 +28,12 @@ from fedvlm.federation.aggregation.updates import join_updates
 from fedvlm.federation.batches import SplitBatcher, Step
 from fedvlm.federation.groups import SERVER, SHARED
 from fedvlm.federation.local.images import Around
-from fedvlm.federation.rounds import FedState, RoundFinished, convert_format1
+from fedvlm.federation.rounds import FedState, RoundFinished
 from fedvlm.federation.server import Held, Measure, Row, only_numbers
 from fedvlm.federation.workplace import PersonalModels, TrainingStart
 from fedvlm.job.build import Built, build_run, complete_run, prepare_run
 from fedvlm.job.describe import header, peft_choice, run_path
+from fedvlm.job.engines.states import whole_state
 from fedvlm.job.images.packed import packs_of
 from fedvlm.job.inputs import Inputs
 from fedvlm.job.record import make_evaluator
@@ -257,17 +258,13 @@ def built_only(
 def _adopted(built: Built, saved: SavedState, folder: str, identity: str, same: bool) -> FedState:
     """Return a saved state; without what is the clients' own where the images are others."""
     federation, device = built.federation, built.model.device
-    server = move_state(saved.server, device)
     if saved.records is None:
-        whole = convert_format1(
-            saved.round, server, {c: move_state(s, device) for c, s in saved.clients.items()}
-        )
+        whole = whole_state(saved, device)
         return federation.adopt(whole) if same else FedState(saved.round, whole.server)
+    server = move_state(saved.server, device)
     if not same:
         return FedState(saved.round, server)
-    records = open_records(user_path(folder) / "state", identity)
-    for kind, named in saved.records.items():
-        records[kind].load(named)
+    records = open_records(user_path(folder) / "state", identity, saved.records)
     return federation.load(saved.round, server, records)
 
 

@@ -21,7 +21,6 @@ from fedvlm.console.log import LogFile
 from fedvlm.console.screen import Console, progress, say
 from fedvlm.core.errors import ConfigError, DataError, QuorumError
 from fedvlm.core.files import user_path
-from fedvlm.core.rows.store import move_state
 from fedvlm.core.signals import saying
 from fedvlm.core.spelling import texts_covered
 from fedvlm.core.threads import begin_peak, usual_threads
@@ -35,11 +34,12 @@ from fedvlm.data.partition.index_file import canonical_hash
 from fedvlm.evaluation import Evaluator, Panel, zero_shot
 from fedvlm.evaluation.scores import CONFUSION, Right, take_right
 from fedvlm.federation.discovery import load_trainer
-from fedvlm.federation.rounds import FedState, convert_format1
+from fedvlm.federation.rounds import FedState
 from fedvlm.federation.server import Measure
 from fedvlm.job.build import Built, Prepared, complete_run, prepare_run
 from fedvlm.job.describe import header, partition_name, peft_choice, run_path
 from fedvlm.job.engines.base import ClientSide, client_side, refuse_unread
+from fedvlm.job.engines.states import whole_state
 from fedvlm.job.flags import parse
 from fedvlm.job.identity import identity_config, present_identity
 from fedvlm.job.inputs import Inputs
@@ -526,10 +526,7 @@ def restore(built: Built, folder: RunFolder) -> FedState | None:
     built.federation.engine.recall(saved.extra.get("sites", {}))
     if saved.records is not None:
         return built.federation.load(saved.round, saved.server, folder.records)
-    device = built.model.device
-    clients = {c: move_state(s, device) for c, s in saved.clients.items()}
-    whole = convert_format1(saved.round, move_state(saved.server, device), clients)
-    return built.federation.adopt(whole)
+    return built.federation.adopt(whole_state(saved, built.model.device))
 
 
 def on_disk(built: Built) -> bool:

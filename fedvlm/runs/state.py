@@ -51,9 +51,14 @@ class SavedState:
     records: dict[str, list[list[str]]] | None = None
 
 
-def open_records(folder: Path, identity: str) -> dict[str, RecordStore]:
-    """Return the records in ``state/`` by kind, nothing of them read yet."""
-    return {kind: RecordStore(folder / kind, identity) for kind in KINDS}
+def open_records(
+    folder: Path, identity: str, named: Mapping[str, list[list[str]]] | None = None
+) -> dict[str, RecordStore]:
+    """Return the records in ``state/`` by kind, of which those that a state names are loaded."""
+    records = {kind: RecordStore(folder / kind, identity) for kind in KINDS}
+    for kind, those in (named or {}).items():
+        records[kind].load(those)
+    return records
 
 
 def save_state(

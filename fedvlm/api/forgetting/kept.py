@@ -211,9 +211,7 @@ def _state_of(federation: Federation, path: Path, run: FinishedRun, round_: int)
     if saved is None or saved.records is None:
         raise DataError(f"'{path}': its state of round {round_} cannot be read any more: "
                         f"{'; '.join(notes) or 'it is gone, or of an old form'}")
-    logs = open_records(path / "state", run.digest)
-    for kind, named in saved.records.items():
-        logs[kind].load(named)
+    logs = open_records(path / "state", run.digest, saved.records)
     return federation.load(round_, saved.server, logs)
 
 
