@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +35,6 @@ from fedvlm.runs.verify.answer import ACCURACY, measure_of
 if TYPE_CHECKING:
     from fedvlm.federation.discovery import Trust
 
-LoadTrainer = Callable[[str], Any]
 COOP, PROMPTFL = "coop", "PromptFL"  # a word of CoOp's world, and its method here
 CLASSNAMES_KEY = "DATASET.CLASSNAMES"
 _AUTO_NOTE = "--rounds auto"
@@ -74,22 +73,18 @@ class Jobs:
         return [note for note in self.notes if not note.startswith(_AUTO_NOTE)]
 
 
-def resolve(
-    args: Namespace | Request, load_trainer: LoadTrainer | None = None,
-    given: OwnData | None = None,
-) -> Jobs:
+def resolve(args: Namespace | Request, given: OwnData | None = None) -> Jobs:
     """Read the config files that ``args`` names and merge them with its flags.
 
     Args:
         args: of ``flags.parse``, or the request that such words come to.
-        load_trainer: name or ``file.py:Class`` to class; by default the project's own.
         given: a data set in memory, which ``args`` then need not name.
 
     Raises:
         ConfigError: anything that is wrong with flags or files, one line per mistake.
     """
     request = _read_names(args if isinstance(args, Request) else Request.of(args))
-    return _merged(request, choose_data(request, given), load_trainer or _load)
+    return _merged(request, choose_data(request, given))
 
 
 def _read_names(request: Request) -> Request:
@@ -107,7 +102,7 @@ def _read_names(request: Request) -> Request:
     return replace(request, flags={**request.flags, CLASSNAMES_KEY: text})
 
 
-def _merged(request: Request, data: DataChoice, load_trainer: LoadTrainer) -> Jobs:
+def _merged(request: Request, data: DataChoice) -> Jobs:
     """Return the jobs of a request on the data that it names."""
     named = request.trainer_config_file
     file = find_config(named, "trainers") if named else None
@@ -117,7 +112,7 @@ def _merged(request: Request, data: DataChoice, load_trainer: LoadTrainer) -> Jo
     spec, renamed = AUTHORS_NAMES.get(fold(spec), (spec, ""))
     spec = _with_method(spec, request.method)
     _refuse_unnamed(spec, request)
-    trainer = load_trainer(spec)
+    trainer = _load(spec)
     schema = method_schema(trainer)
     flags, names, notes = _own_flags(request, trainer.name, schema)
     notes += data.notes

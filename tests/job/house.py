@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -26,7 +27,8 @@ def jobs(line: str) -> Jobs:
             raise ConfigError(f"unknown trainer '{spec}'")
         return FakeTrainer
 
-    return resolve(parse(line.split()), load)
+    with mock.patch("fedvlm.job.resolve._load", load):
+        return resolve(parse(line.split()))
 
 
 def mistakes(line: str) -> list[str]:

@@ -11,7 +11,7 @@ from fedvlm.config.sections import SKEWED
 from fedvlm.core.errors import ConfigError
 from fedvlm.job.flags import parse
 from fedvlm.job.resolve import resolve, run_config
-from tests.job.house import FakeTrainer, jobs, mistakes
+from tests.job.house import jobs, mistakes
 
 
 def test_iid_false_is_false_and_useall_false_is_false(house: Path):
@@ -64,7 +64,7 @@ def test_without_a_dataset_one_sentence_lists_them(house: Path):
     for line in ("", "--trainer FedTV", "--opts DATASET.NAME="):
         words = [*line.rstrip("=").split(), *[""] * line.endswith("=")]
         with pytest.raises(ConfigError) as caught:
-            resolve(parse(words), lambda spec: FakeTrainer)
+            resolve(parse(words))
         sentence = str(caught.value)
         assert "\n" not in sentence
         assert "--dataset NAME" in sentence and "oxford_pets" in sentence
