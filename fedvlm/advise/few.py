@@ -33,7 +33,7 @@ def lone_page(
         f"{trial.folds} folds of these; no test image was opened",
         f"Alone ({name}) it reaches {advice.measure} {alone.personal:.1f} %, {second} "
         f"{alone.balanced:.1f}",
-        f"{LONE[:1].upper()}{LONE[1:]}.", *([f"Next: {command}"] if command else []),
+        f"{LONE.capitalize()}.", *([f"Next: {command}"] if command else []),
     ]
     return lines, {
         "verdict": None, "why": LONE, "alone": alone.name,
@@ -64,7 +64,7 @@ def unjudged_page(
     reason = f"{why}{fewer_words(fewer, sum(images))}"
     lines = [told, f"Verdict: {UNKNOWN}: {reason}."]
     lines += [f"To try it all the same: {command}", *([f"It costs {cost}."] if cost else [])
-              ] if command else [f"{LONE[:1].upper()}{LONE[1:]}."]
+              ] if command else [f"{LONE.capitalize()}."]
     return lines, {
         "verdict": UNKNOWN, "why": why, "enough_with_clients": fewer or None,
         "clients": [{"client": name, "images": n} for name, n in zip(names, images, strict=True)],

@@ -6,11 +6,11 @@ import math
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch.nn.functional as F
 
+from fedvlm.api.evaluate import files_or_arrays
 from fedvlm.api.model import Maps, Model
 from fedvlm.api.run import Run, load
 from fedvlm.core.errors import ConfigError, DataError, fold
@@ -43,7 +43,7 @@ def seen_of(args: Namespace, folder: Path) -> dict[str, Looks | Features]:
         seen["looks"] = looks(model.maps(args.images))
     if args.test_images:
         some = test_images(run, name, args.test_images, args.root)
-        seen["looks"] = looks(model.maps(opened_images(some)), [spoken(d) for d in some])
+        seen["looks"] = looks(model.maps(files_or_arrays(some)), [spoken(d) for d in some])
     if args.features:
         some = test_images(run, name, args.features, args.root)
         seen["features"] = features(model, some)
@@ -61,14 +61,9 @@ def features(model: Model, some: Sequence[Datum]) -> Features:
         raise ConfigError("--features colours images by their class, and this run's have sets of "
                           "labels or captions")
     true = np.array([label[fold(spoken(datum))] for datum in some])
-    found, said = model.seen(opened_images(some))
+    found, said = model.seen(files_or_arrays(some))
     values = F.normalize(found, dim=-1).double().numpy()
     return Features(values, true, said.labels == true, model.classnames)
-
-
-def opened_images(some: Sequence[Datum]) -> list[Any]:
-    """Return images as ``Model`` takes them."""
-    return [datum.path if datum.array is None else datum.array for datum in some]
 
 
 def spoken(datum: Datum) -> str:

@@ -258,8 +258,7 @@ def _format(args: Namespace) -> str:
     if not args.format and ending not in ("", ".txt", *ENDINGS):
         raise ConfigError(f"--out {args.out}: no table ends in {ending}; use "
                           f"{', '.join(ENDINGS)}, or say what to write with --format")
-    form = args.format or (
-        ENDINGS.get(Path(args.out).suffix.lower(), "md") if args.out else "text")
+    form = args.format or (ENDINGS.get(ending, "md") if args.out else "text")
     if form not in FORMATS:
         raise ConfigError("--format json needs --paired; use --format csv for a table of many runs")
     if args.standalone and form not in ("tex", "html"):

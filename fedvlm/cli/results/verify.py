@@ -22,7 +22,7 @@ from fedvlm.runs.cells import names_of, runs_below
 from fedvlm.runs.identity import whole_results
 from fedvlm.runs.names import RESULTS
 from fedvlm.runs.seal import sha256
-from fedvlm.runs.verify.check import DAMAGED, RunVerdict, equal_seeds, inspect, one_digest_one_seed
+from fedvlm.runs.verify.check import DAMAGED, equal_seeds, inspect, one_digest_one_seed
 
 EXAMPLES = (
     "fedvlm verify output",
@@ -82,7 +82,10 @@ def main(args: Namespace) -> int:
     if not names:
         raise DataError(f"no run below {', '.join(args.folders)}; give a run folder or OUTPUT_DIR")
     verdicts = [inspect(path) for path in names]
-    doubles = _doubles(verdicts)
+    records = [(v, r) for v in verdicts
+               if (r := whole_results(read_json(v.path / RESULTS))) is not None]
+    doubles = one_digest_one_seed(
+        [(v.path, r["identity_digest"], r["protocol"]) for v, r in records])
     chosen = _sample([v.path for v in verdicts if v.finished], args.sample)
     bad, replayed = 0, dict[Path, str]()
     for verdict in verdicts:
@@ -96,7 +99,8 @@ def main(args: Namespace) -> int:
         if rounds and verdict.path in chosen and not clauses:
             replayed[verdict.path] = _replayed(args, verdict.path, rounds)
             bad += replayed[verdict.path] != REPLAYED_EQUAL
-    for clause in _twins(verdicts):
+    for clause in equal_seeds(
+            [(v.path, r["protocol"], r["results"]) for v, r in records if v.finished]):
         for folder, name in places.items():
             clause = clause.replace(str(folder), str(name))
         complain(one_line(clause), prefix="note")
@@ -117,24 +121,10 @@ def _against(args: Namespace) -> int:
     return 0
 
 
-def _doubles(verdicts: list[RunVerdict]) -> dict[Path, str]:
-    """Return the runs whose identity another seed claims, too."""
-    records = [(v.path, whole_results(read_json(v.path / RESULTS))) for v in verdicts]
-    return one_digest_one_seed(
-        [(path, r["identity_digest"], r["protocol"]) for path, r in records if r is not None]
-    )
-
-
 def _sample(paths: list[Path], number: int) -> set[Path]:
     """Return ``number`` of the runs (0: all), by the hash of their results: nobody chooses."""
     ranked = sorted(paths, key=lambda path: sha256((path / RESULTS).read_bytes()))
     return set(ranked[:number] if number else ranked)
-
-
-def _twins(verdicts: list[RunVerdict]) -> list[str]:
-    """Return a sentence for runs of several seeds whose answers are equal: one may be a copy."""
-    runs = [(v.path, whole_results(read_json(v.path / RESULTS))) for v in verdicts if v.finished]
-    return equal_seeds([(path, r["protocol"], r["results"]) for path, r in runs if r is not None])
 
 
 def _replayed(args: Namespace, path: Path, rounds: int) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from argparse import Namespace
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -146,15 +147,23 @@ def threads_for(args: Namespace, backbones: Iterable[str]) -> int:
     return int(args.threads or usual_threads(set(backbones), os.environ, cores or 1, args.jobs))
 
 
-def alone(folder: Path) -> lock.RunLock:
-    """Take the lock of a plan's folder.
+@contextlib.contextmanager
+def alone(folder: Path, part: object = None) -> Iterator[None]:
+    """Hold the lock of a plan's folder; those who run only a ``part`` of it need none.
 
     Raises:
         ConfigError: a living process holds it.
     """
+    if part is not None:
+        yield
+        return
     try:
-        return lock.acquire(folder)
+        held = lock.acquire(folder)
     except ConfigError as error:  # a tag makes other cells, not another plan
         raise ConfigError(
             str(error).replace("choose another --tag", "choose another --name")
         ) from None
+    try:
+        yield
+    finally:
+        held.release()

@@ -149,14 +149,10 @@ def _launch(args: Namespace, sweep: Sweep, resources: Resources) -> int:
     folder = sweep.journal.folder
     queue = open_queue(args.launch, folder.absolute() / "jobs", sweep.plan.name, resources)
     sweep.journal.prepare(sweep.plan.content())
-    held = alone(folder) if sweep.only is None else None
-    try:
+    with alone(folder, sweep.only):
         return QueuedJobs(
             sweep, queue, resources, args.slurm_chunk, args.threads or 0, args.cell_timeout
         ).run(args.retry_failed)
-    finally:
-        if held is not None:
-            held.release()
 
 
 def run_sweep(
@@ -175,17 +171,14 @@ def run_sweep(
     """
     threads = threads_for(args, {c.config["MODEL.BACKBONE.NAME"] for c in sweep.cells})
     sweep.journal.prepare(sweep.plan.content())
-    held = None if sweep.only is not None else alone(sweep.journal.folder)
     try:
-        return sweep.run(
-            threads, tuple(args.devices), retry=retry, timeout=args.cell_timeout, until=until
-        )
+        with alone(sweep.journal.folder, sweep.only):
+            return sweep.run(
+                threads, tuple(args.devices), retry=retry, timeout=args.cell_timeout, until=until
+            )
     except KeyboardInterrupt as stop:
         raise saying(
             stop, "finished cells and rounds are saved; the same command resumes"
         ) from None
-    finally:
-        if held is not None:
-            held.release()
 
 

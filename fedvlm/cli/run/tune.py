@@ -66,17 +66,15 @@ def main(args: Namespace) -> int:
     tuning = Tuning(plan, args.budget, args.jobs)
     progress.clear()
     tuning.folder.mkdir(parents=True, exist_ok=True)
-    held = alone(tuning.folder)
     try:
-        code = tuning.run(
-            threads_for(args, tuning.backbones), tuple(args.devices), timeout=args.cell_timeout
-        )
+        with alone(tuning.folder):
+            code = tuning.run(
+                threads_for(args, tuning.backbones), tuple(args.devices), timeout=args.cell_timeout
+            )
     except KeyboardInterrupt as stop:
         raise saying(
             stop, "finished trials are saved; the same command resumes"
         ) from None
-    finally:
-        held.release()
     report(tuning.tuned)
     return code
 

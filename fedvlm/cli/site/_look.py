@@ -66,15 +66,15 @@ def check(args: Namespace) -> int:
         DataError: the site file is.
     """
     path = user_path(args.opts[0])
+    sample = None if args.full else SAMPLE if args.sample is None else args.sample
     if path.suffix == ".json" and path.is_file() and not read_site(path).clients:
-        return _check_server(args, path)
+        return _check_server(args, path, sample)
     if args.images:
         raise ConfigError("--images needs a coordinator's site.json: a party's site.yaml "
                           "already gives the folder of its images; drop --images")
     owner = read_site_yaml(path)
     file = read_site(owner.file)
-    size = SAMPLE if args.sample is None else args.sample
-    report = findings(owner, file, None if args.full else size)
+    report = findings(owner, file, sample)
     code = DataError.exit_code if report.problems else 0
     if args.json:
         say(json.dumps({
@@ -96,13 +96,12 @@ def check(args: Namespace) -> int:
     return code
 
 
-def _check_server(args: Namespace, path: Path) -> int:
+def _check_server(args: Namespace, path: Path, sample: int | None) -> int:
     """Say what is in a coordinator's file, which has no owner's rules; return the exit code."""
     file = read_site(path)
     folder = user_path(args.images) if args.images else path.parent
     out = Findings()
-    size = SAMPLE if args.sample is None else args.sample
-    _images(out, file, folder, None if args.full else size)
+    _images(out, file, folder, sample)
     lists = {"public test set": file.public, "images for training": file.server}
     code = DataError.exit_code if out.problems else 0
     if args.json:

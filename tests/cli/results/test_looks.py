@@ -39,12 +39,12 @@ def test_a_clients_test_images(folder: Path, tmp_path: Path) -> None:
     some = _looks.test_images(run, "client-1", 2)
     mine = _looks.read_index_file(folder / "partition.json")["clients"][1]["test"]
     assert [d.key for d in some] == [mine[0], mine[-1]]
-    said = run.client(1).predict(_looks.opened_images(some)).top(1)
+    said = run.client(1).predict(_looks.files_or_arrays(some)).top(1)
     assert [r["said"] for r in rows[::3]] == [f"says {c} ({p:.2f})" for ((c, p),) in said]
     points = list(csv.DictReader((tmp_path / "new" / "features.csv").open()))
     many = _looks.test_images(run, "client-1", 40)
     assert [r["true"] for r in points] == [_looks.spoken(d) for d in many]
-    right = run.client(1).predict(_looks.opened_images(many)).classes
+    right = run.client(1).predict(_looks.files_or_arrays(many)).classes
     assert [r["right"] == "True" for r in points] == [
         said == r["true"] for said, r in zip(right, points, strict=True)]
     values = _looks.features(run.client(1), many).values
