@@ -19,6 +19,7 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -65,16 +66,6 @@ def honest(run: FinishedRun, name: str = "accuracy", at: int = -1) -> float:
     if found is None:
         raise SystemExit(f"{run.path}: no honest client has '{name}'")
     return found
-
-
-def trigger(run: FinishedRun) -> float:
-    """Return how often the trigger succeeds after the last round, percent."""
-    return honest(run, "backdoor")
-
-
-def before(run: FinishedRun) -> float:
-    """Return how often the trigger succeeds on the untrained model, percent."""
-    return honest(run, "backdoor", 0)
 
 
 def cells(
@@ -159,8 +150,9 @@ def lines_more(found: Cells, seconds: float) -> list[str]:
 
 def lines_backdoor(folder: Path) -> list[str]:
     """Return the tables of the backdoor: success of the trigger, and accuracy."""
+    trigger = partial(honest, name="backdoor")
     (hits, _), (first, _), (right, seconds) = (
-        cells(folder, measure) for measure in (trigger, before, honest))
+        cells(folder, measure) for measure in (trigger, partial(trigger, at=0), honest))
     head = [f"| method | {{}}{' | '.join(BACKDOOR_RULES)} |",
             f"|---|{{}}{'---:|' * len(BACKDOOR_RULES)}"]
     out = []

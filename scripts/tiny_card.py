@@ -6,7 +6,6 @@ python scripts/tiny_card.py fedvlm/models/tiny
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
 from pathlib import Path
@@ -20,6 +19,7 @@ from PIL import Image
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1])]
 
 from tiny_adapt import CONTEXT, SHOTS, STEPS, coop  # noqa: E402
+from tiny_export import json_bytes, replace_file  # noqa: E402
 from tiny_gate import gate  # noqa: E402
 from tiny_tasks import DIGIT_TEMPLATE, OBJECT_TEMPLATE, ZeroShotTask, build_task  # noqa: E402
 
@@ -79,9 +79,7 @@ def complete(folder: Path, images_per_class: int = 100) -> dict[str, Any]:
         "zero_shot_percent": scores,
     }
     card["adaptation"] = adaptation(model, tokenizer)
-    part = path.with_suffix(f".{os.getpid()}.part")
-    part.write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
-    os.replace(part, path)
+    replace_file(path, json_bytes(card))
     return card
 
 

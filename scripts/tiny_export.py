@@ -72,13 +72,14 @@ def export(
     parameters = sum(t.numel() for t in half.values())
     card = {"sha256": digest, "bytes": len(data), "parameters": parameters}
     card |= facts | {"versions": versions()}
-    replace_file(folder / "open_clip_config.json", _json(config))
+    replace_file(folder / "open_clip_config.json", json_bytes(config))
     replace_file(folder / "open_clip_model.safetensors", data)
-    replace_file(folder / "card.json", _json(card))
+    replace_file(folder / "card.json", json_bytes(card))
     return digest
 
 
-def _json(value: Any) -> bytes:
+def json_bytes(value: Any) -> bytes:
+    """Return a value as a JSON file."""
     return (json.dumps(value, indent=2) + "\n").encode("utf-8")
 
 

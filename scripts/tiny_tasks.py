@@ -48,7 +48,7 @@ def pair_classes(rest: int) -> list[tuple[str, str]]:
 
 
 def _nouns(
-    names: tuple[str, ...], per_class: int, style: str, rng: np.random.Generator
+    names: tuple[str, ...], style: str, per_class: int, rng: np.random.Generator
 ) -> ZeroShotTask:
     labels = np.repeat(np.arange(len(names)), per_class)
     nouns = [names[k] for k in labels]
@@ -58,10 +58,6 @@ def _nouns(
     images = render_nouns(scenes_of(nouns, colours, rng), rng)
     template = DIGIT_TEMPLATE if names == DIGITS else OBJECT_TEMPLATE
     return ZeroShotTask(stylise(images, style, rng), labels, names, template)
-
-
-def _styled_shapes(style: str, per_class: int, rng: np.random.Generator) -> ZeroShotTask:
-    return _nouns(SHAPES, per_class, style, rng)
 
 
 def _pairs(rest: int, per_class: int, rng: np.random.Generator) -> ZeroShotTask:
@@ -81,12 +77,11 @@ def _digits_real(per_class: int, rng: np.random.Generator) -> ZeroShotTask:
 
 
 _BUILDERS: dict[str, Callable[[int, np.random.Generator], ZeroShotTask]] = {
-    **{f"shape_{style}": partial(_styled_shapes, style) for style in STYLES},
-    "pairs_seen": lambda n, rng: _pairs(1, n, rng),
-    "pairs_held_out": lambda n, rng: _pairs(0, n, rng),
-    "digits_rendered": lambda n, rng: _nouns(DIGITS, n, "clean", rng),
+    **{f"shape_{style}": partial(_nouns, SHAPES, style) for style in STYLES},
+    "pairs_seen": partial(_pairs, 1), "pairs_held_out": partial(_pairs, 0),
+    "digits_rendered": partial(_nouns, DIGITS, "clean"),
     "digits_real": _digits_real,
-    "new_nouns": lambda n, rng: _nouns(NEW_NOUNS, n, "clean", rng),
+    "new_nouns": partial(_nouns, NEW_NOUNS, "clean"),
 }
 TASKS = tuple(_BUILDERS)
 

@@ -58,7 +58,6 @@ PAGES = (FIRST, "should_we_federate.md", "with_what.md", "wins.md", "at_our_plac
          "what_we_take_home.md", "claims.md", "tuning.md", "tuned_values.md")
 MAP = "map"  # folder of map.png, map.csv and perhaps words, made elsewhere; shown where it is
 COSTS = "dirichlet"  # the setting whose costs are shown
-NO_WINS = ("ablation", "unseen")  # settings about parts of a method, or other metrics
 HOME = ("A model for each client in the form its library reads, a table and figures for the "
         "paper, and runs that anybody can check and repeat.")
 UNTRAINED = "without a training step"
@@ -205,7 +204,7 @@ def _facts(
         "own": questions.own_cases(
             cases, standings, shown["cells"], shown["drawn"], sources.lanes),
         "useless": questions.useless(cases), "shared": questions.shared_deals(
-            [lane for lane in sources.lanes if lane.name not in NO_WINS]),
+            [lane for lane in sources.lanes if lane.name not in questions.NO_WINS]),
         "commonest": {beta: questions.commonest(beta) for beta in (0.1, 0.3, 1.0)},
         "wide": questions.how_wide(cases),
         "many": max((c.of for c in first), default=0),
@@ -226,7 +225,7 @@ def _facts(
                                          if run.digest in untuned})) for lane in sources.lanes
                      if any(run.digest in untuned for run in lane.runs)],
         "matrices": questions.win_rates(
-            (lane.name, title, runs) for lane in sources.lanes if lane.name not in NO_WINS
+            (lane.name, title, runs) for lane in sources.lanes if lane.name not in questions.NO_WINS
             for title, runs in groups(lane, sources.cards, untuned).items() if ranked(title)),
         "edges": edges, "edge_hours": sum(hours.get(label, 0.0)
                                           for label in {edge[0] for edge in edges}),
@@ -378,7 +377,7 @@ def _all_parts(
                          "seconds"),
                 papers=flat)
     made = [stacked(_by_group(lane, by_parts, spec), tables(
-        lane.collected, replace(spec, versus=""), _command(lane))[0])]
+        lane.collected, spec, _command(lane))[0])]
     unseen = {title: [run for run in runs if run.value("new") is not None]
               for title, runs in by_parts.items()}
     if any(unseen.values()):

@@ -30,7 +30,7 @@ from fedvlm.report.tables.papers import dataset_name
 from fedvlm.runs.finished import FinishedRun
 
 BALANCED, WORST = "personal_balanced", "personal_worst"
-VARIANTS = ("ablation", "unseen")  # settings about parts of a method, or other metrics
+NO_WINS = ("ablation", "unseen")  # settings about parts of a method, or other metrics
 FEWEST = 3  # methods of a matrix
 AFL, SHARES = "afl", "afl_prior"  # references of one round, without training
 
@@ -88,7 +88,7 @@ def cases(standings: Sequence[Standing], lanes: Sequence[Lane]) -> list[Case]:
     """Return a row for each standing of methods that train the same and communicate."""
     by_name = {lane.name: lane for lane in lanes}
     return [_case(one, by_name[one.lane]) for one in standings
-            if one.alike and one.gains and one.lane not in VARIANTS]
+            if one.alike and one.gains and one.lane not in NO_WINS]
 
 
 def _case(one: Standing, lane: Lane) -> Case:

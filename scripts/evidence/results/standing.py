@@ -138,8 +138,7 @@ def standing_of(
     means = {m: mean(mean(one.values()) for one in sets) or 0.0 for m, sets in whole.items()}
     means = dict(sorted(means.items(), key=lambda kv: -kv[1]))
     best = next(iter(means))
-    sources = [source_of(p[0]) for p in places]
-    sources = list(dict(zip((p[0] for p in places), sources, strict=True)).values())
+    sources = [source_of(name) for name in dict.fromkeys(p[0] for p in places)]
     sides = {m: side_of([r for r in runs if r.method == m], metric) for m in means}
 
     def against(a: str, b: str) -> Contrast | None:

@@ -26,6 +26,7 @@ from evidence.results.claims import (
     steps_ratio,
 )
 from evidence.results.lanes import Lane, bare
+from evidence.results.standing import PERSONAL, named
 from fedvlm.config.families import NOT_OWN, OWN
 from fedvlm.config.federation import WORK, local_work
 from fedvlm.config.keys import default_schema
@@ -34,7 +35,6 @@ from fedvlm.report.statistics.contrast import Contrast
 from fedvlm.report.tables.check import FREE
 from fedvlm.runs.finished import FinishedRun
 
-PERSONAL = "personal"
 FEWEST = 3  # methods whose order is compared
 
 
@@ -89,8 +89,8 @@ def sentences(rows: Sequence[Choice]) -> list[str]:
     words = ", ".join(f"{work} by {n}" for work, n in sorted(chosen.items()))
     up, down = ([row.name for row in rows if row.difference.apart == sign] for sign in (1, -1))
     out = [f"Tuned local work of {len(rows)} methods: {words}. Compared with the same "
-           f"method at fixed local work, significantly better: {len(up)}{_named(up)}; "
-           f"significantly worse: {len(down)}{_named(down)}."]
+           f"method at fixed local work, significantly better: {len(up)}{named(up, len(up))}; "
+           f"significantly worse: {len(down)}{named(down, len(down))}."]
     if len(rows) >= FEWEST:
         order = float(kendalltau([row.before for row in rows], [row.after for row in rows])[0])
         first = max(rows, key=lambda row: row.before)
@@ -98,10 +98,6 @@ def sentences(rows: Sequence[Choice]) -> list[str]:
                    f"with tuned: {rows[0].name}, {rows[0].after:.1f}. Kendall's tau of the two "
                    f"rankings: {order:.2f} (1: the same ranking).")
     return out
-
-
-def _named(names: Sequence[str]) -> str:
-    return f" ({', '.join(names)})" if names else ""
 
 
 def _twin(run: FinishedRun) -> str:
