@@ -162,9 +162,7 @@ def run(
     """
     numbers = {"clients": clients, "rounds": rounds, "workers": workers, "repeats": repeats,
                "threads": threads}
-    for name, value in numbers.items():
-        if value < 1:
-            raise ConfigError(f"--{name} {value}: must be at least 1")
+    machine.refuse_below_one(**numbers)
     skipped = _lacking(engines)
     engines = [name for name in engines if name not in skipped]
     if not engines:

@@ -19,7 +19,6 @@ from evidence.bench import flops, machine
 from evidence.bench.case import SGD, TINY, Case, Shared, local_round, trained
 from evidence.bench.machine import Cost, Measurements, busiest, measure
 from evidence.bench.reference import ReferenceFedTV
-from fedvlm.core.errors import ConfigError
 from fedvlm.core.trees import Tree
 from fedvlm.evaluation import ClientMeter, Evaluator, panel_of
 from fedvlm.federation.batches import SplitBatcher
@@ -56,9 +55,8 @@ class Options:
     dtype: torch.dtype = field(default=torch.float32)
 
     def __post_init__(self) -> None:
-        for name in ("classes", "batch", "repeats", "threads", "stack", "clients", "epochs"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"--{name} {getattr(self, name)}: must be at least 1")
+        machine.refuse_below_one(**{name: getattr(self, name) for name in (
+            "classes", "batch", "repeats", "threads", "stack", "clients", "epochs")})
 
     @property
     def full_round(self) -> bool:
@@ -83,12 +81,8 @@ def run(o: Options, say: Say = lambda _: None) -> Measurements:
     Raises:
         ConfigError: a backbone that the reference recipe does not know.
     """
-    before = torch.get_num_threads()
-    torch.set_num_threads(o.threads)
-    try:
+    with machine.threads(o.threads):
         return _run(o, say)
-    finally:
-        torch.set_num_threads(before)
 
 
 def _run(o: Options, say: Say) -> Measurements:

@@ -23,7 +23,7 @@ from evidence.bench import machine
 from evidence.bench.machine import Measurements
 from evidence.bench.scale import CLASSES, HEAD, RATE, TRAIN, WIDTH, build
 from fedvlm.console.rows import table_lines
-from fedvlm.core.errors import ConfigError, FedvlmError
+from fedvlm.core.errors import FedvlmError
 from fedvlm.core.trees import Tree
 from fedvlm.models.features.sources import FeatureSource
 
@@ -73,15 +73,9 @@ def run(cohort: int, repeats: int, threads: int = 1) -> Measurements:
         ConfigError: a number below 1.
         FedvlmError: the sides end in different models.
     """
-    for name, value in (("cohort", cohort), ("repeats", repeats), ("threads", threads)):
-        if value < 1:
-            raise ConfigError(f"--{name} {value}: must be at least 1")
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    machine.refuse_below_one(cohort=cohort, repeats=repeats, threads=threads)
+    with machine.threads(threads):
         spent, gap = _measure(cohort, repeats)
-    finally:
-        torch.set_num_threads(before)
     least = {side: min(each) for side, each in spent.items()}
     pairs = {side: median(ours / other for ours, other in zip(spent["ours"], each, strict=True))
              for side, each in spent.items()}

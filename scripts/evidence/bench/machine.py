@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from fedvlm.core.errors import ConfigError
 from fedvlm.models.towers import layers
 from fedvlm.models.towers.layers import linear, onednn_available
 
@@ -97,6 +98,24 @@ def cores() -> int:
 def load() -> float:
     """Return the load average of the last minute (0 where there is none)."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Let PyTorch compute with so many threads inside the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def refuse_below_one(**numbers: int) -> None:
+    """Refuse flags' numbers below 1 (``ConfigError``)."""
+    for name, value in numbers.items():
+        if value < 1:
+            raise ConfigError(f"--{name} {value}: must be at least 1")
 
 
 def cpu_facts() -> dict[str, object]:

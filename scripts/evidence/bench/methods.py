@@ -71,9 +71,8 @@ class Setting:
     fp64: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "repeats", "clients", "threads"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"--{name} {getattr(self, name)}: must be at least 1")
+        machine.refuse_below_one(rounds=self.rounds, repeats=self.repeats, clients=self.clients,
+                                 threads=self.threads)
 
     def words(self, trainer: str, plain: bool, peft: str = "") -> list[str]:
         """Return the main job's words for one side; ``peft``: what is trained, '' its own."""
@@ -157,11 +156,10 @@ def run(
         ConfigError: nothing to measure; whatever the build refuses of a single row.
     """
     rows = list(plan_rows(trainers, peft, quick))
-    before, inputs, start = torch.get_num_threads(), SharedInputs(), machine.load()
-    torch.set_num_threads(setting.threads)
+    inputs, start = SharedInputs(), machine.load()
     methods: dict[str, Measurements] = {}
     highest = start
-    try:
+    with machine.threads(setting.threads):
         for number, (name, what) in enumerate(rows, start=1):
             try:
                 row = _row(
@@ -175,8 +173,6 @@ def run(
             if row:
                 methods[f"{row['trainer']} {what}".strip()] = row
             highest = max(highest, machine.load())
-    finally:
-        torch.set_num_threads(before)
     if not methods:
         raise ConfigError(f"no method trains {' or '.join(family)} with this --peft; drop --family")
     return {

@@ -10,6 +10,7 @@ their extremes stand beside it.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -41,14 +42,27 @@ class Played:
     cost: Cost
 
 
+def hear(fed: Federation) -> list[RoundFinished]:
+    """Return the list that the rounds to come are entered in; nobody else hears of them."""
+    events: list[RoundFinished] = []
+    fed.subscribers[:] = [lambda e: events.append(e) if isinstance(e, RoundFinished) else None]
+    return events
+
+
+def losses_of(events: Sequence[RoundFinished]) -> Losses:
+    """Return the losses of every client and round, by name."""
+    return {(e.round, client, name): value
+            for e in events if e.updates is not None for client in e.updates.clients
+            for name, value in e.updates.of(client).items() if "loss" in name}
+
+
 def play(fed: Federation, rounds: int, *, memory: bool = True) -> Played:
     """Run the first rounds from the start.
 
     Args:
         memory: whether the peak is wanted, for which freed memory is given back before.
     """
-    events: list[RoundFinished] = []
-    fed.subscribers[:] = [lambda e: events.append(e) if isinstance(e, RoundFinished) else None]
+    events = hear(fed)
 
     def work() -> None:
         state = fed.start()
@@ -57,11 +71,6 @@ def play(fed: Federation, rounds: int, *, memory: bool = True) -> Played:
 
     before = machine.settle() if memory else 0
     _, spent = measure(work)
-    losses: Losses = {
-        (e.round, client, name): value
-        for e in events if e.updates is not None for client in e.updates.clients
-        for name, value in e.updates.of(client).items() if "loss" in name
-    }
     sent = sum(
         n for e in events for way in (e.bytes_up, e.bytes_down) for one in way.values()
         for n in one.values()
@@ -70,7 +79,7 @@ def play(fed: Federation, rounds: int, *, memory: bool = True) -> Played:
     for event in events:
         counted.update(event.counters)
     return Played(
-        losses, sent, sum(len(e.updates or ()) for e in events), counted,
+        losses_of(events), sent, sum(len(e.updates or ()) for e in events), counted,
         replace(spent, rss=max(0, spent.rss - before) if memory else 0),
     )
 

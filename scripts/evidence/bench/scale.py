@@ -276,21 +276,17 @@ def run(
                           "round are no measurement")
     if evaluate < 0:
         raise ConfigError(f"--evaluate {evaluate}: must be at least 0")
-    for name, value in (("cohort", cohort), ("threads", threads), *(("sizes", n) for n in sizes)):
-        if value < 1:
-            raise ConfigError(f"--{name} {value}: must be at least 1")
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
+    machine.refuse_below_one(cohort=cohort, threads=threads)
+    for clients in sizes:
+        machine.refuse_below_one(sizes=clients)
     rows: dict[str, list[Measurements]] = {}
-    try:
+    with machine.threads(threads):
         for method in methods:
             for clients in sizes:
                 say(f"{method}, {clients:,} clients")
                 rows.setdefault(method, []).append(one(
                     method, clients, cohort, evaluate=evaluate, rounds=rounds
                 ))
-    finally:
-        torch.set_num_threads(before)
     return {
         "setting": {"cohort": cohort, "threads": threads, "rounds": rounds,
                     "evaluate": evaluate, "train": TRAIN,

@@ -54,10 +54,8 @@ def flags(parser: Parser) -> None:
 def main(args: Namespace) -> int:
     """Measure, row by row, and print the table."""
     names = args.trainers or sorted(trainer_files())
-    threads, sides = torch.get_num_threads(), Sides()
-    torch.set_num_threads(1)
-    rows = []
-    try:
+    sides, rows = Sides(), []
+    with machine.threads(1):
         for number, name in enumerate(names, start=1):
             say(f"{number} of {len(names)}: {name}")
             try:
@@ -66,8 +64,6 @@ def main(args: Namespace) -> int:
                 if len(names) == 1:
                     raise
                 say(f"{name}: not measured: {mistake}")
-    finally:
-        torch.set_num_threads(threads)
     page = lines(rows, args.pairs)
     say(*page)
     if args.markdown:

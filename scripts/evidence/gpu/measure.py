@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from evidence.bench import methods
-from evidence.bench.pairs import Losses, difference
+from evidence.bench.pairs import Losses, difference, hear, losses_of
 from fedvlm.core.trees import State
 from fedvlm.federation.discovery import load_trainer
-from fedvlm.federation.rounds import Federation, FedState, RoundFinished
+from fedvlm.federation.rounds import Federation, FedState
 
 Numbers = dict[str, Any]  # plain JSON values
 LOSS = 1e-4  # a larger relative difference of a loss from the processor's is marked
@@ -139,19 +139,16 @@ def _run(name: str, device: str) -> Trial:
     epochs = "2" if load_trainer(name).phases else "1"
     fed = methods.build(("--demo", "--trainer", name, "--device", device, *SMALL,
                          "--local-epochs", epochs))
-    events: list[RoundFinished] = []
-    fed.subscribers[:] = [lambda e: events.append(e) if isinstance(e, RoundFinished) else None]
+    events = hear(fed)
     began = time.perf_counter()
     state = _rounds(fed, fed.start(), 2)
     spent = time.perf_counter() - began
-    losses = {(e.round, client, key): value for e in events if e.updates is not None
-              for client in e.updates.clients
-              for key, value in e.updates.of(client).items() if "loss" in key}
     whole = fed.read(state)
     parts: dict[str, State] = {"server": whole.server}
     parts |= {f"client{c}": s for c, s in whole.clients.items()}
     return Trial({f"{who}/{slot}/{key}": v.detach().cpu() for who, slots in parts.items()
-                  for slot, tree in slots.items() for key, v in tree.items()}, losses, spent)
+                  for slot, tree in slots.items() for key, v in tree.items()},
+                 losses_of(events), spent)
 
 
 def _timed(fed: Federation, state: FedState, device: torch.device) -> tuple[FedState, float]:
@@ -213,8 +210,7 @@ def _speed_of(
         "--local-epochs", "1", "--rounds", str(rounds + 2), *words, *size.backbone,
         "MODEL.PREC", precision,
     ))
-    done: list[RoundFinished] = []
-    fed.subscribers[:] = [lambda e: done.append(e) if isinstance(e, RoundFinished) else None]
+    done = hear(fed)
     state, spent = _rounds(fed, fed.start(), 1), list[float]()
     with FlopCounterMode(display=False) as counter:
         state, counted = _timed(fed, state, device)
