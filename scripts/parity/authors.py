@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -105,6 +105,16 @@ def in_double(folder: Path, name: str, word: str = "float32") -> ModuleType:
     return module
 
 
+def load_file(path: Path) -> ModuleType:
+    """Return a repository's file as a module, by itself."""
+    spec = importlib.util.spec_from_file_location("their_file", path)
+    if spec is None or spec.loader is None:
+        raise FileNotFoundError(path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def their_clip(world: World, model_module: ModuleType, details: Mapping[str, Any] | None = None,
                *more: Any) -> Any:
     """Return a repository's ``clip.model.CLIP`` in float64 with our weights, frozen.
@@ -131,6 +141,12 @@ def their_clip(world: World, model_module: ModuleType, details: Mapping[str, Any
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     return model.eval()
+
+
+def no_prompts(trainer: str) -> dict[str, Any]:
+    """Return the ``details`` of a CLIP without learned tokens inside."""
+    return {"trainer": trainer, "vision_depth": 0, "language_depth": 0, "vision_ctx": 0,
+            "language_ctx": 0}
 
 
 def check_start(world: World, name: str, theirs: Tensor) -> None:

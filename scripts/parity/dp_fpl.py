@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedvlm.core import rng
-from parity.authors import repository, settings, their_clip
+from parity.authors import no_prompts, repository, settings, their_clip
 from parity.figures import AUTHORS, Source, Values
 from parity.world import NAMES, Case, World
 
@@ -39,9 +39,7 @@ def other(world: World, folder: Path) -> Values:
     o, c = world.trainer.cfg, world.case
     with repository(folder) as load:
         module = load("trainers.DP_FPL")
-        design = {"trainer": "DP_FPL", "vision_depth": 0, "language_depth": 0, "vision_ctx": 0,
-                  "language_ctx": 0}
-        clip = their_clip(world, load("clip.model"), design)
+        clip = their_clip(world, load("clip.model"), no_prompts("DP_FPL"))
         cfg = settings(
             TRAINER={"DP_FPL": {"N_CTX": o.N_CTX}}, FACTORIZATION="dpfpl", RANK=o.RANK,
             INPUT={"SIZE": (c.image,) * 2}, NORM_THRESH=o.CLIP,

@@ -74,12 +74,7 @@ class Tower(nn.Module):
 def other(world: World, folder: Path) -> Values:
     """Return the numbers of their training and communication."""
     c, net = world.case, Tower(world)
-    theirs = Theirs(
-        world, put=net.put, get=dict, loss=lambda x, y: F.cross_entropy(net(x), y), logits=net,
-        leaves=net.parameters,
-        grads=lambda: {n: p.grad for n, p in net.named().items() if p.grad is not None},
-    )
-    found = theirs.gradients()
+    found = Theirs.of(world, net.named(), lambda x, y: F.cross_entropy(net(x), y), net).gradients()
     net.put(world.start)
     loaders = [torch.utils.data.DataLoader(torch.utils.data.TensorDataset(
         world.images[rows], world.labels[rows]), len(rows)) for rows in world.rows]

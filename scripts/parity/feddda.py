@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch.nn.functional as F
 
-from parity.authors import Names, Theirs, repository, settings, their_clip
+from parity.authors import Names, Theirs, no_prompts, repository, settings, their_clip
 from parity.figures import AUTHORS, Source, Values
 from parity.world import Case, World
 
@@ -23,9 +23,7 @@ SHARED = ("text.ctx.global", "image.shared_adapter.fc1.weight", "image.shared_ad
 def other(world: World, folder: Path) -> Values:
     """Return the numbers of the authors' ``CustomCLIP``."""
     with repository(folder) as load:
-        design = {"trainer": "FEDDDA", "vision_depth": 0, "language_depth": 0, "vision_ctx": 0,
-                  "language_ctx": 0}
-        clip = their_clip(world, load("clip.model"), design)
+        clip = their_clip(world, load("clip.model"), no_prompts("FEDDDA"))
         node = {"N_CTX": world.case.options["N_CTX"], "CTX_INIT": False, "N": 2, "CSC": False,
                 "CLASS_TOKEN_POSITION": "middle"}
         cfg = settings(TRAINER={"FEDDDA": node}, INPUT={"SIZE": (world.case.image,) * 2})

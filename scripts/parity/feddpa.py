@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -13,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from parity.authors import FrozenCLIP, Names, Theirs, repository
+from parity.authors import FrozenCLIP, Names, Theirs, load_file, repository
 from parity.figures import AUTHORS, Source, Values
 from parity.towers import image_features, scores
 from parity.world import DTYPE, Case, World
@@ -43,11 +42,7 @@ def layers(load_from: Path, world: World) -> dict[tuple[int, str], Any]:
                                        "merged": False})
     sys.modules[names[2]].__dict__["BaseTunerLayer"] = base
     sys.modules[names[4]].__dict__["transpose"] = lambda w, turned: w.T if turned else w
-    spec = importlib.util.spec_from_file_location("their_layer", load_from)
-    assert spec is not None  # noqa: S101 (a file that exists)
-    assert spec.loader is not None  # noqa: S101
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_file(load_from)
     found = {}
     for block in range(world.case.layers):
         for site in SITES:
@@ -151,12 +146,7 @@ def averaging(folder: Path) -> Any:
     kept: list[Any] = []
     sys.modules["peft"].__dict__["set_peft_model_state_dict"] = (
         lambda _, tree, __: kept.append(tree))
-    spec = importlib.util.spec_from_file_location(
-        "their_server", folder / "code/fed_utils/model_aggregation.py")
-    assert spec is not None  # noqa: S101
-    assert spec.loader is not None  # noqa: S101
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_file(folder / "code/fed_utils/model_aggregation.py")
 
     def average(sent: list[Any]) -> Any:
         files = {str(k): tree for k, tree in enumerate(sent)}

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from parity.authors import Theirs, repository, settings, their_clip
+from parity.authors import Theirs, no_prompts, repository, settings, their_clip
 from parity.figures import AUTHORS, Source, Values
 from parity.world import Case, World
 
@@ -27,9 +27,7 @@ def other(world: World, folder: Path) -> Values:
     """Return the numbers of the authors' ``CustomCLIP``."""
     o = world.trainer.cfg
     with repository(folder) as load:
-        design = {"trainer": "CoOp", "vision_depth": 0, "language_depth": 0, "vision_ctx": 0,
-                  "language_ctx": 0}
-        clip = their_clip(world, load("clip.model"), design)
+        clip = their_clip(world, load("clip.model"), no_prompts("CoOp"))
         node = {"N_CTX": o.N_CTX, "CTX_INIT": "", "N": 1, "CSC": False, "BOTTLENECK": o.RANK,
                 "CLASS_TOKEN_POSITION": "end"}
         cfg = settings(TRAINER={"FEDPGP": node}, INPUT={"SIZE": (world.case.image,) * 2})

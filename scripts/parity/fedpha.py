@@ -9,7 +9,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from parity.authors import Names, Theirs, repository, settings, their_clip
+from parity.authors import Names, Theirs, no_prompts, repository, settings, their_clip
 from parity.figures import AUTHORS, Source, Values
 from parity.world import Case, World
 
@@ -34,9 +34,7 @@ def other(world: World, folder: Path) -> Values:
     """Return the numbers of the authors' ``CustomCLIP`` with the loss of ``forward_backward``."""
     o = world.case.options
     with repository(folder) as load, patch.object(Tensor, "to", kept_double):
-        design = {"trainer": "GL_SVDMSE", "vision_depth": 0, "language_depth": 0, "vision_ctx": 0,
-                  "language_ctx": 0}
-        clip = their_clip(world, load("clip.model"), design)
+        clip = their_clip(world, load("clip.model"), no_prompts("GL_SVDMSE"))
         node = {"N_CTX": o["N_CTX"], "CTX_INIT": False, "N": 1, "CSC": False,
                 "CLASS_TOKEN_POSITION": "end", "ratio": o.get("RATIO", 0.8)}
         cfg = settings(TRAINER={"GL_SVDMSE": node}, INPUT={"SIZE": (world.case.image,) * 2})

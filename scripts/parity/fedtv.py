@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parity.authors import Theirs, repository, settings, their_clip
+from parity.authors import Theirs, no_prompts, repository, settings, their_clip
 from parity.figures import AUTHORS, Source, Values
 from parity.pfllib import quiet
 from parity.world import Case, World
@@ -38,9 +38,7 @@ def other(world: World, folder: Path) -> Values:
     o, sizes = world.trainer.cfg, dict(enumerate(world.case.sizes))
     users, kept = list(sizes), torch.linalg.svd
     with repository(folder, "pandas", "pandas.core", "pandas.core.nanops", "prettytable") as load:
-        design = {"trainer": "FedTV", "vision_depth": 0, "language_depth": 0, "vision_ctx": 0,
-                  "language_ctx": 0}
-        clip = their_clip(world, load("clip.model"), design)
+        clip = their_clip(world, load("clip.model"), no_prompts("FedTV"))
         node = {"N_CTX": o.N_CTX, "CTX_INIT": "", "N": 1, "CSC": False, "BOTTLENECK": o.RANK,
                 "PREC": "fp32", "CLASS_TOKEN_POSITION": "end"}
         cfg = settings(TRAINER={"FEDTV": node, "FEDPGP": node},

@@ -113,12 +113,7 @@ def package(folder: Path) -> None:
 def other(world: World, folder: Path) -> Values:
     """Return the numbers of their server and clients."""
     c, net = world.case, Tower(world)
-    theirs = Theirs(
-        world, put=net.put, get=dict, loss=lambda x, y: F.cross_entropy(net(x), y), logits=net,
-        leaves=net.parameters,
-        grads=lambda: {n: p.grad for n, p in net.named().items() if p.grad is not None},
-    )
-    found = theirs.gradients()
+    found = Theirs.of(world, net.named(), lambda x, y: F.cross_entropy(net(x), y), net).gradients()
     net.put(world.start)
     users = range(len(world.rows))
     args = arguments(

@@ -38,6 +38,7 @@ CASES = {"20, 40, 50 % of ten": net_case(
     "Hermes", {"RATE": RATE, "TARGET": TARGET, "WARMUP": WARMUP, "ACC_MODE": "abs", "ACC_THR": 0},
     {"PEFT.WIDTH": WIDTH}, rounds=4, held=(2, 2, 2), loss=False,
 )}
+SHELLS = ("plato", "plato.servers", "plato.config", "plato.trainers", "plato.datasources")
 LAYERS = {DOWN: "down.weight", UP: "up.weight"}  # theirs: a Linear's name and ".weight"
 
 
@@ -94,7 +95,7 @@ def other(world: World, folder: Path) -> Values:
     """Return each client's own model and its logits after the rounds."""
     case, batches, start = world.case, data(world), dict(world.start)
     names, clients = {**LAYERS, "head.weight": "head"}, range(len(world.rows))
-    with repository(folder / FOLDER, *shells()) as load:
+    with repository(folder / FOLDER, *SHELLS) as load:
         sys.modules["plato.servers"].fedavg_personalized = shell("fedavg_personalized")
         prune = load("hermes_pruning").structured_pruning
         server = server_of(load("hermes_server"))
@@ -123,8 +124,3 @@ def other(world: World, folder: Path) -> Values:
     if len({tuple(one.tolist()) for one in kept}) == 1:
         raise ValueError("all clients pruned the same units: the case shows too little")
     return outcome(world, tensors(nets[0], HEAD), nets, BODY)
-
-
-def shells() -> tuple[str, ...]:
-    """Return the packages that their files import beside PyTorch."""
-    return ("plato", "plato.servers", "plato.config", "plato.trainers", "plato.datasources")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import nn
 
-from parity.authors import Theirs, check_start, repository, settings, their_clip
+from parity.authors import Theirs, check_start, no_prompts, repository, settings, their_clip
 from parity.figures import AUTHORS, Source, Values
 from parity.world import Case, World
 
@@ -28,8 +28,7 @@ def other(world: World, folder: Path) -> Values:
     c, chosen = world.case, world.trainer.cfg
     width, depth = (c.width, c.vision_width), int(chosen.DEPTH)
     with repository(folder) as load:
-        design = {"trainer": "MaPLe", "vision_depth": 0, "language_depth": 0, "vision_ctx": 0,
-                  "language_ctx": 0, "maple_length": chosen.N_CTX}
+        design = no_prompts("MaPLe") | {"maple_length": chosen.N_CTX}
         clip = their_clip(world, load("clip.model"), design)
         cfg = settings(
             TRAINER={"MAPLE": {"N_CTX": chosen.N_CTX, "CTX_INIT": chosen.CTX_INIT,

@@ -7,7 +7,7 @@ bottleneck, and rows of weights that are compared by their cosine.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -115,24 +115,12 @@ def data(world: World) -> list[Pair]:
     return [(z[rows], world.labels[rows]) for rows in world.rows]
 
 
-def gradients(world: World, loss: Callable[[nn.Module, Tensor, Tensor], Tensor] | None = None
-              ) -> Values:
-    """Return loss and gradients at the world's params; the loss is cross-entropy if none is given.
-
-    Args:
-        loss: ``(net, features, labels)`` -> scalar.
-    """
+def gradients(world: World) -> Values:
+    """Return the cross-entropy and its gradients at the world's params."""
     net = network(world)
-    compute = loss or (lambda net, z, y: F.cross_entropy(net(z), y))
-    theirs = Theirs(
-        world, put=lambda tree: put(net, tree), get=lambda: tensors(net),
-        loss=lambda x, y: compute(net, encode(world, x), y), logits=net,
-        leaves=net.parameters, grads=lambda: {
-            name: p.grad for name, p in zip(NAMES, net.parameters(), strict=True)
-            if p.grad is not None
-        },
-    )
-    return theirs.gradients()
+    own = dict(zip(NAMES, net.parameters(), strict=True))
+    return Theirs.of(
+        world, own, lambda x, y: F.cross_entropy(net(encode(world, x)), y), net).gradients()
 
 
 def outcome(world: World, shared: Tree, clients: Sequence[nn.Module],

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedvlm.core.rng import stream
-from parity.authors import Names, Theirs, repository, settings, their_clip
+from parity.authors import Names, Theirs, no_prompts, repository, settings, their_clip
 from parity.figures import AUTHORS, Source, Values
 from parity.world import DTYPE, Case, World
 
@@ -39,9 +39,8 @@ def other(world: World, folder: Path) -> Values:
     """Return the numbers of the authors' ``CustomCLIP`` and ``sparse_selection``."""
     case, o = world.case, world.case.options
     with patch.dict(os.environ, PROJECT=""), repository(folder, "prettytable") as load:
-        design = {"trainer": "PromptFL", "vision_depth": 0, "language_depth": 0, "vision_ctx": 0,
-                  "language_ctx": 0}
-        clip, module = their_clip(world, load("clip.model"), design), load("trainers.pfedmoap")
+        clip = their_clip(world, load("clip.model"), no_prompts("PromptFL"))
+        module = load("trainers.pfedmoap")
         count, most = len(case.sizes), o.get("EXPERTS", 9)
         node = {"N_CTX": o["N_CTX"], "CTX_INIT": "", "CSC": False, "CLASS_TOKEN_POSITION": "end",
                 "GATING_HEADS": o.get("HEADS", 8), "GATING_EMBED_DIM": o["D_GATE"],

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from parity.authors import Theirs, repository, settings, their_clip
+from parity.authors import Theirs, load_file, repository, settings, their_clip
 from parity.figures import AUTHORS, Source, Values
 from parity.world import Case, World
 
@@ -51,16 +50,6 @@ class Aligned(Theirs):
             self.step(whole, *self.both(w.images[rows], w.labels[rows]), self.share)
 
 
-def engine(folder: Path) -> ModuleType:
-    """Return their ``dassl/engine/trainer.py`` alone."""
-    spec = importlib.util.spec_from_file_location("their_engine", folder / ENGINE)
-    if spec is None or spec.loader is None:
-        raise FileNotFoundError(folder / ENGINE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def other(world: World, folder: Path) -> Values:
     """Return the numbers of the authors' ``CustomCLIP``, criterion and step."""
     c, o = world.case, world.trainer.cfg
@@ -81,6 +70,6 @@ def other(world: World, folder: Path) -> Values:
             lambda x, y: F.cross_entropy(net(x), y), net,
         )
         theirs.both = lambda x, y: criterion(net(x), guide(x).detach(), y)
-        theirs.step = engine(folder).TrainerBase.prograd_backward_and_update
+        theirs.step = load_file(folder / ENGINE).TrainerBase.prograd_backward_and_update
         theirs.share = o.LAMBDA
         return theirs.gradients() | theirs.rounds(["text.ctx"])

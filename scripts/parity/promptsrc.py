@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from parity.authors import Theirs, check_start, repository, settings, their_clip
+from parity.authors import Theirs, check_start, no_prompts, repository, settings, their_clip
 from parity.figures import AUTHORS, Source, Values
 from parity.world import Case, World
 
@@ -34,12 +34,10 @@ def other(world: World, folder: Path) -> Values:
     c, o = world.case, world.trainer.cfg
     with repository(folder) as load:
         clip_model = load("clip.model")
-        plain = {"trainer": "IVLP", "vision_depth": 0, "language_depth": 0, "vision_ctx": 0,
-                 "language_ctx": 0}
         deep = {"trainer": "IVLP", "vision_depth": o.DEPTH, "language_depth": o.DEPTH,
                 "vision_ctx": o.N_CTX, "language_ctx": o.N_CTX}
         module = load("trainers.promptsrc")
-        module.load_clip_to_cpu = lambda *_: their_clip(world, clip_model, plain)
+        module.load_clip_to_cpu = lambda *_: their_clip(world, clip_model, no_prompts("IVLP"))
         module.IMAGENET_TEMPLATES = list(c.templates)
         clip = their_clip(world, clip_model, deep)
         node = {"PROMPT_DEPTH_TEXT": o.DEPTH, "PROMPT_DEPTH_VISION": o.DEPTH,

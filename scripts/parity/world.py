@@ -106,15 +106,10 @@ def draw(name: str, *shape: int) -> Tensor:
     return torch.from_numpy(np.asarray(numbers))
 
 
-def backbone(case: Case) -> tuple[Backbone, dict[str, Tensor]]:
-    """Return our backbone and its weights under open_clip's names, which are OpenAI's."""
-    c = case
-    return _backbone(c.width, c.vision_width, c.embed, c.layers, c.image)
-
-
 @cache
 def _backbone(width: int, vision: int, embed: int, layers: int, image: int
               ) -> tuple[Backbone, dict[str, Tensor]]:
+    """Return our backbone and its weights under open_clip's names, which are OpenAI's."""
     case = Case("", width=width, vision_width=vision, embed=embed, layers=layers, image=image)
     model, preprocess = build_model(copy.deepcopy(case.architecture), 0)
     with torch.no_grad():
@@ -156,7 +151,8 @@ class World:
 
     def __init__(self, case: Case, plain: bool = False) -> None:
         self.case, self.plain = case, plain
-        self.backbone, self.weights = backbone(case)
+        self.backbone, self.weights = _backbone(
+            case.width, case.vision_width, case.embed, case.layers, case.image)
         self.names = [name.replace("_", " ") for name in case.names]
         self.model = VLModel(
             self.backbone, self.names, templates=tuple(case.templates), packed=not plain
