@@ -1,7 +1,4 @@
 #!/usr/bin/env bash
 # Cifar10, as configs/datasets/cifar10.yaml has it.
 # bash scripts/cifar10.sh [TRAINER] [flags ...]    images below $DATA, seeds 1 2 3
-set -e
-main="$(dirname "$0")/../federated_main.py"
-"${PYTHON:-python}" "$main" --root "${DATA:-DATA/}" --seeds 1 2 3 \
-    --dataset cifar10 --trainer "${1:-FedTV}" "${@:2}"
+exec bash "$(dirname "$0")/dataset.sh" cifar10 "$@"

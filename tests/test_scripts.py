@@ -28,6 +28,7 @@ DATASETS = sorted(
     if not p.stem.startswith("custom_")
 )
 ARGUMENTS = {  # of the scripts that want some; the others do with a trainer
+    "dataset": ("digits", "FedAvg"),
     "few_shot/run": ("digits", "FedAvg", "4"),
     "few_shot/curve": ("digits", "FedAvg"),
     "base2new/run": ("shapes", "FedAvg"),
