@@ -42,7 +42,7 @@ def as_list(images: Images) -> tuple[list[One], list[str]]:
     Raises:
         DataError: no image, or something that is none.
     """
-    found = [(one, name) for one, name in _each(images)]
+    found = list(_each(images))
     if not found:
         raise DataError("no image was given")
     return [one for one, _ in found], [name for _, name in found]

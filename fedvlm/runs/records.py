@@ -353,14 +353,14 @@ class RecordStore:
         return due
 
 
-def read_models(folder: Path, name: str = "personal") -> dict[int, Tree]:
-    """Return the models in the records ``<name>000000, ...`` of ``folder``, by client.
+def read_models(folder: Path) -> dict[int, Tree]:
+    """Return the models in the records ``personal000000, ...`` of ``folder``, by client.
 
     Raises:
         DataError: there are none, or one is damaged.
     """
     out: dict[int, Tree] = {}
-    for path in sorted(folder.glob(f"{name}??????.json")):
+    for path in sorted(folder.glob("personal??????.json")):
         try:
             data = read_bytes(path)
             identity = json.loads(data)["identity"]
@@ -375,7 +375,7 @@ def read_models(folder: Path, name: str = "personal") -> dict[int, Tree]:
                     for slot, names in group["slots"].items() for leaf in names
                 }
     if not out:
-        raise DataError(f"'{folder}' holds no models called {name}000000, ...")
+        raise DataError(f"'{folder}' holds no models called personal000000, ...")
     return out
 
 

@@ -61,12 +61,9 @@ def serve_clients(
     outpost = Outpost([invitation.parent], read_invitation(invitation), say)
     with outpost.quarters(), listen(outpost.path) as door, outpost, threads_of(cfg):
         site = worker_site(build_run(cfg), clients, states, say)
-        say(f"{READY} its own socket: {_about(cfg, len(clients))}")
+        say(f"{READY} its own socket: {cfg.TRAINER.NAME} on "
+            f"{cfg.DATASET.NAME}, {len(clients)} clients")
         serve(door, outpost.token, site.answer, say)
-
-
-def _about(cfg: CfgNode, clients: int) -> str:
-    return f"{cfg.TRAINER.NAME} on {cfg.DATASET.NAME}, {clients} clients"
 
 
 def _given(handle: int) -> socket.socket:

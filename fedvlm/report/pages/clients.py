@@ -35,7 +35,8 @@ def client_table(folder: Path, records: Sequence[Mapping[str, Any]]) -> Html:
     if not evaluated:
         return Html("")
     data = _holdings(folder)
-    rounds = [_by_client(record) for record in evaluated]
+    rounds: list[dict[int, Mapping[str, Any]]] = [
+        {int(one["client"]): one for one in record["clients"]} for record in evaluated]
     first, last = rounds[0], rounds[-1]
     curves = {c: [as_float(one.get(c, {}).get("accuracy")) for one in rounds] for c in last}
     values = [v for curve in curves.values() for v in curve if v is not None]
@@ -104,10 +105,6 @@ def _holdings(folder: Path) -> dict[int, dict[str, Any]]:
 def _counts(data: Mapping[int, Any]) -> dict[str, str]:
     """Return heading -> key of what is known of the clients' data."""
     return {"training images": "train", "classes": "classes"} if data else {}
-
-
-def _by_client(record: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
-    return {int(one["client"]): one for one in record["clients"]}
 
 
 def _bytes(records: Sequence[Mapping[str, Any]], way: str) -> dict[int, float]:

@@ -62,7 +62,8 @@ def caveats(run: FinishedRun, records: Sequence[Mapping[str, Any]]) -> list[str]
         notes.append(f"Privacy: {said['privacy']}.")
     if said.get("subsample") not in ("", "all", None) and said.get("setting") == "personal":
         notes.append(f"Only the {said['subsample']} classes of the data set are used.")
-    dropped = sorted({str(c) for r in records for c in (r.get("dropped") or {})}, key=_by_number)
+    dropped = sorted({str(c) for r in records for c in (r.get("dropped") or {})},
+                     key=lambda c: (int(c), "") if c.isdigit() else (-1, c))
     if dropped:
         notes.append(f"Clients whose update was dropped in some round: {', '.join(dropped)}.")
     git = run.info.get("git")
@@ -274,7 +275,3 @@ def _count(number: Any) -> str:
 
 def _seconds(value: float) -> str:
     return f"{value:,.1f} s" if value < 600 else f"{value / 60:,.1f} min"
-
-
-def _by_number(text: str) -> tuple[int, str]:
-    return (int(text), "") if text.isdigit() else (-1, text)

@@ -107,11 +107,10 @@ def order_of(panels: Sequence[LinePanel]) -> dict[str, int]:
 def draw_band(axes: Axes, line: MethodLine, index: int | None, *, markers: bool = False) -> None:
     """Draw one line with its band of one standard deviation; a thin one of the rest for None."""
     look = style.line_style(index)
-    if index is None:
-        axes.plot(line.x, [m if _good(m) else math.nan for m in line.mean], linewidth=0.6,
-                  zorder=1, gid=style.gid(line.label), **look)
-        return
     mean = [m if _good(m) else math.nan for m in line.mean]
+    if index is None:
+        axes.plot(line.x, mean, linewidth=0.6, zorder=1, gid=style.gid(line.label), **look)
+        return
     spread = [s if _good(s) else math.nan for s in line.std]  # of one seed there is none
     dots = markers or sum(map(_good, mean)) == 1
     axes.plot(line.x, mean, marker=style.marker(index) if dots else None, clip_on=False,
