@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from parity.authors import Names, Theirs, repository, settings, their_clip
+from parity.fedtpg import attention
 from parity.figures import AUTHORS, Source, Values
 from parity.world import Case, World
 
@@ -30,17 +31,7 @@ ZERO = ("attn.k.bias", "norm.key.bias")  # they move all scores of a query alike
 
 def table(learner: Any) -> Names:
     """Return the parameters of their network under our names."""
-    attend, ff = learner.crossattn.cross_attend_blocks
-    width, found = attend.fn.embed_dim, dict[str, Any]()
-    for at, site in enumerate("qkv"):
-        rows = slice(at * width, (at + 1) * width)
-        found[f"attn.{site}.weight"] = (attend.fn.in_proj_weight, lambda t, r=rows: t[r])
-        found[f"attn.{site}.bias"] = (attend.fn.in_proj_bias, lambda t, r=rows: t[r])
-    layers = {"attn.o": attend.fn.out_proj, "norm.query": attend.norm, "ff1": ff.net[1],
-              "norm.key": attend.norm_context, "norm.ff": ff.net[0], "ff2": ff.net[3],
-              "text": learner.linear}
-    found |= {f"{name}.{kind}": getattr(layer, kind) for name, layer in layers.items()
-              for kind in ("weight", "bias")}
+    found = attention(learner.crossattn.cross_attend_blocks, text=learner.linear)
     return Names({f"image.net.{name}": value for name, value in found.items()})
 
 

@@ -28,18 +28,23 @@ CASES = {"four-tokens": Case("FedTPG"), "all names, by samples": Case(
 ZERO = "attn.k.bias"  # moves every score of a query alike: its gradient is rounding
 
 
-def table(net: Any) -> Names:
-    """Return the parameters of their ``PromptTranslator`` under our names."""
-    attend, ff = net.encoder.cross_attend_blocks
-    width, found = attend.fn.embed_dim, {"queries": net.soft_prompt}
+def attention(blocks: Any, **more: Any) -> dict[str, Any]:
+    """Return the parameters of their cross-attention, its MLP and more layers by our names."""
+    attend, ff = blocks
+    width, found = attend.fn.embed_dim, dict[str, Any]()
     for at, site in enumerate("qkv"):
         rows = slice(at * width, (at + 1) * width)
         found[f"attn.{site}.weight"] = (attend.fn.in_proj_weight, lambda t, r=rows: t[r])
         found[f"attn.{site}.bias"] = (attend.fn.in_proj_bias, lambda t, r=rows: t[r])
     layers = {"attn.o": attend.fn.out_proj, "norm.query": attend.norm, "ff1": ff.net[1],
-              "norm.key": attend.norm_context, "norm.ff": ff.net[0], "ff2": ff.net[3]}
-    found |= {f"{name}.{kind}": getattr(layer, kind) for name, layer in layers.items()
-              for kind in ("weight", "bias")}
+              "norm.key": attend.norm_context, "norm.ff": ff.net[0], "ff2": ff.net[3], **more}
+    return found | {f"{name}.{kind}": getattr(layer, kind) for name, layer in layers.items()
+                    for kind in ("weight", "bias")}
+
+
+def table(net: Any) -> Names:
+    """Return the parameters of their ``PromptTranslator`` under our names."""
+    found = {"queries": net.soft_prompt} | attention(net.encoder.cross_attend_blocks)
     return Names({f"text.net.{name}": value for name, value in found.items()})
 
 

@@ -33,7 +33,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure; see ``fedvlm.cli.bench`` for the meaning of each.
+    """What to measure; see ``bench.NUMBERS`` for the meaning of each.
 
     Raises:
         ConfigError: a number that is too small.
@@ -88,7 +88,8 @@ def run(o: Options, say: Say = lambda _: None) -> Measurements:
 def _run(o: Options, say: Say) -> Measurements:
     loads = [machine.load()]
     say(f"building {o.backbone} with random weights, once for each side")
-    case = Case(o.backbone, o.classes, o.batch, 2 * o.batch, _tests(o), o.dtype)
+    case = Case(o.backbone, o.classes, o.batch, 2 * o.batch,
+                o.test_images if o.full_round else 0, o.dtype)
     rate = machine.peaks(o.bf16)
     say(f"filling the feature cache with {len(case.samples.labels)} images")
     fill = case.encode()
@@ -114,10 +115,6 @@ def _run(o: Options, say: Say) -> Measurements:
         record["profile"] = busiest(lambda: local_round(fed))
     record["load"] = {"before": loads[0], "highest": max(loads), "cores": machine.cores()}
     return record
-
-
-def _tests(o: Options) -> int:
-    return o.test_images if o.full_round else 0
 
 
 def _setting(o: Options, case: Case) -> Measurements:

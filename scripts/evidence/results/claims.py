@@ -183,7 +183,8 @@ def answers(trainer: str, claim: Claim, runs: Sequence[FinishedRun]) -> list[Ans
             theirs, rival = side_of(here, claim.metric, _REFERENCES[claim.rival]), claim.rival
         else:
             others, why = _rivals(claim.rival, here[0], runs)
-            if claim.metric == "global" and others and not any(map(_sends, others)):
+            if claim.metric == "global" and others and not any(
+                    run.totals().get("bytes_up") for run in others):
                 why = f"{claim.rival} shares nothing, so its shared model is the untrained start"
             if why:
                 out.append(Answer(label, claim, NOT_RUN, why=why))
@@ -196,10 +197,6 @@ def answers(trainer: str, claim: Claim, runs: Sequence[FinishedRun]) -> list[Ans
             out.append(replace(_answer(label, claim, rival, mine, theirs), steps=steps,
                                second=second, alone=alone, best=best))
     return out or [Answer(trainer, claim, NOT_RUN, why=f"no finished run of {trainer}")]
-
-
-def _sends(run: FinishedRun) -> bool:
-    return bool(run.totals().get("bytes_up"))
 
 
 def _alone(

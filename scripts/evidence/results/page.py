@@ -303,16 +303,13 @@ def _section(
                 into, sentences(standings[title], runs), figures.get(title, ()))
             for title, runs in by_parts.items()
         ]
-    chosen = {row.method: row for row in work.choices(lane, _before(sources.lanes, lane))}
+    before = list(itertools.takewhile(lambda other: other is not lane, sources.lanes))
+    chosen = {row.method: row for row in work.choices(lane, before)}
     by_title = {title: [chosen[m] for m in chosen if m in {run.method for run in runs}]
                 for title, runs in by_parts.items()}
     choices = [(title, rows, work.sentences(rows)) for title, rows in by_title.items() if rows]
     return Section(lane, protocol_rows(lane), shares, [s for s in standings.values() if s],
                    moved(sources.distances.get(lane.name, {}), lane.runs), choices)
-
-
-def _before(lanes: Sequence[Lane], lane: Lane) -> list[Lane]:
-    return list(itertools.takewhile(lambda other: other is not lane, lanes))
 
 
 def moved(distances: Mapping[str, Mapping[str, Any]], runs: Sequence[FinishedRun]) -> list[str]:

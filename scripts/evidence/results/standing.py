@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,8 +13,7 @@ from evidence.results.claims import (
     Side,
     by_set,
     difference,
-    place_of,
-    seeds_of,
+    numbers_of,
     side_of,
 )
 from evidence.results.lanes import bare, below
@@ -121,7 +120,9 @@ def standing_of(
     """
     metric = NEW if all(run.value(NEW) is not None for run in runs) else PERSONAL
     none_of = BEST_ALONE if metric == PERSONAL else ZERO_SHOT
-    numbers = _by_place(runs, lambda run: run.value(metric))
+    told = [run for run in runs if as_float(run.value(metric)) is not None]
+    numbers = {m: numbers_of([run for run in told if run.method == m], lambda r: r.value(metric))
+               for m in dict.fromkeys(run.method for run in told)}
     count = Counter(place for sets in numbers.values() for place in sets)
     places = sorted((p for p in count if 2 * count[p] > max(count.values())), key=str)
     rows = {m: [sets.get(p, {}) for p in places] for m, sets in numbers.items()}
@@ -245,14 +246,3 @@ def mean_of_sets(side: Side) -> float | None:
 def named(names: Sequence[str], most: int = MOST) -> str:
     """Return names in brackets; of many, and of none, nothing."""
     return f" ({', '.join(names)})" if 0 < len(names) <= most else ""
-
-
-def _by_place(
-    runs: Sequence[FinishedRun], value: Callable[[FinishedRun], Any]
-) -> dict[str, dict[tuple[Any, ...], dict[tuple[Any, Any], float]]]:
-    out: dict[str, dict[tuple[Any, ...], dict[tuple[Any, Any], float]]] = {}
-    for run in runs:
-        number = as_float(value(run))
-        if number is not None:
-            out.setdefault(run.method, {}).setdefault(place_of(run), {})[seeds_of(run)] = number
-    return out
