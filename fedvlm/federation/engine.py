@@ -28,7 +28,7 @@ from fedvlm.core.trees import (
     stack,
 )
 from fedvlm.federation.aggregation.arrival import Upload
-from fedvlm.federation.aggregation.updates import Updates, spend_updates
+from fedvlm.federation.aggregation.updates import Updates, join_updates
 from fedvlm.federation.clients import Clients, W
 from fedvlm.federation.context import Context
 from fedvlm.federation.groups import RECEIVED
@@ -68,8 +68,8 @@ class RoundWork:
         """
         if self.summed is not None:
             return self.summed
-        parts = [self.uploads.pop(0).arrive() for _ in range(len(self.uploads))]
-        return spend_updates(parts) if parts else None
+        parts = (self.uploads.pop(0).arrive() for _ in range(len(self.uploads)))
+        return join_updates(parts) if self.uploads else None
 
 
 class Engine(Protocol):

@@ -118,24 +118,19 @@ class Updates:
         return {name: value for name, value in numbers.items() if not math.isnan(value)}
 
 
-def join_updates(parts: Sequence[Updates]) -> Updates:
+def join_updates(chunks: Iterable[Updates]) -> Updates:
     """Return the updates of several chunks as one, by ascending client id.
 
     Metrics of one chunk may lack what another's have: a client without samples has no loss. A
     tensor that nobody sent is left out where some did not receive it either.
 
+    Where nobody else holds them, each chunk's tensor is let go once it is copied: the updates lie
+    in memory once, and one chunk of one tensor twice.
+
     Raises:
         FedvlmError: chunks that sent different tensors, or rows along other axes.
     """
-    return spend_updates(list(parts))
-
-
-def spend_updates(parts: list[Updates]) -> Updates:
-    """Do as ``join_updates``, and empty ``parts``.
-
-    Where nobody else holds them, each chunk's tensor is let go once it is copied: the updates lie
-    in memory once, and one chunk of one tensor twice.
-    """
+    parts = list(chunks)
     clients = [c for part in parts for c in part.clients]
     places = sorted(range(len(clients)), key=clients.__getitem__)
     some = _without_idle(parts)
@@ -151,8 +146,7 @@ def spend_updates(parts: list[Updates]) -> Updates:
         [dict(tree) for tree in trees] for trees in
         zip(*((p.params, p.extras, p.received) for p in some), strict=True)
     )
-    del some
-    parts.clear()
+    del parts, some
 
     def rows(trees: Sequence[Tree]) -> Tree:
         for tree in trees:
@@ -415,7 +409,7 @@ def require_finite(tree: Tree) -> Tree:
     if later is not None:
         later.append(tree)
         return tree
-    return _finite(tree)
+    return refuse_non_finite(tree)
 
 
 @contextmanager
@@ -423,7 +417,7 @@ def finite_later() -> Iterator[list[Tree]]:
     """Put off the question of ``require_finite``, so that one read of the device answers it.
 
     Yields:
-        The trees to ask about, which the caller hands to ``refuse_non_finite`` after the block.
+        The trees to ask about: ``refuse_non_finite`` of each, after the block.
 
     Raises:
         DivergedError: the block fails, and one of the trees is not finite: that is the reason.
@@ -436,23 +430,10 @@ def finite_later() -> Iterator[list[Tree]]:
         raise
     except Exception:
         for tree in trees:
-            _finite(tree)
+            refuse_non_finite(tree)
         raise
     finally:
         _LATER.reset(before)
-
-
-def refuse_non_finite(trees: Sequence[Tree], largest_norm: float) -> None:
-    """Look for the leaf that is not finite, if one is.
-
-    Args:
-        largest_norm: of all leaves of all trees (``tensor_norms``), as it was read.
-
-    Raises:
-        DivergedError: see ``require_finite``.
-    """
-    for tree in trees if not math.isfinite(largest_norm) else ():
-        _finite(tree)
 
 
 def largest_norm(trees: Sequence[Tree]) -> Tensor:
@@ -461,7 +442,8 @@ def largest_norm(trees: Sequence[Tree]) -> Tensor:
     return largest(foreach.tensor_norms(leaves)) if leaves else torch.zeros(())
 
 
-def _finite(tree: Tree) -> Tree:
+def refuse_non_finite(tree: Tree) -> Tree:
+    """Do as ``require_finite``, at once."""
     bad = first_non_finite(tree)
     if bad is not None:
         raise DivergedError(f"the aggregate of '{bad}' is not finite; lower --lr")

@@ -6,6 +6,8 @@ numbers mean, the method alone knows.
 
 from __future__ import annotations
 
+import math
+
 from fedvlm.core.errors import DivergedError, FedvlmError, failure_text
 from fedvlm.core.trees import State, first_non_finite
 from fedvlm.federation.aggregation.telltale import (
@@ -47,7 +49,8 @@ def aggregate_updates(
         with finite_later() as trees:
             after = _aggregated(trainer, ctx, server, updates, origin)
         *read, (norm,) = read_numbers([*moves, largest_norm(trees)])
-        refuse_non_finite(trees, norm)
+        for tree in trees if not math.isfinite(norm) else ():
+            refuse_non_finite(tree)
     except DivergedError as error:
         words = [outlier_sentence(ctx.round, r) for r in tell(updates, moves.tolist()).rows()]
         raise DivergedError("; ".join([str(error), *words])) from error
