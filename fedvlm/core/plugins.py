@@ -121,11 +121,7 @@ class Registry(Generic[T]):
         Raises:
             ConfigError: no such name; the message gives the nearest and the list.
         """
-        return self._table[self.canonical(name)]
-
-    def canonical(self, name: str) -> str:
-        """Return the registered spelling of ``name`` (see ``get``)."""
-        return _known(name, self.registered_names(), self.kind)
+        return self._table[_known(name, self.registered_names(), self.kind)]
 
     def registered_names(self) -> list[str]:
         """Return all names, sorted."""

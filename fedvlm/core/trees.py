@@ -98,14 +98,6 @@ def per_client(value: Tensor, leaf: Tensor) -> Tensor:
     return value.reshape(-1, *([1] * (leaf.dim() - 1)))
 
 
-def mix(alpha: Tensor, x: Tree, y: Tree) -> Tree:
-    """Return ``alpha * x + (1 - alpha) * y`` leaf by leaf; ``alpha`` is ``[K]``."""
-    return {
-        name: per_client(alpha, v) * v + (1 - per_client(alpha, v)) * y[name]
-        for name, v in x.items()
-    }
-
-
 def map_leaves(fn: Callable[..., Tensor], *trees: Tree) -> Tree:
     """Apply ``fn`` to the leaves of equal names; names are those of the first tree."""
     return {name: fn(*(t[name] for t in trees)) for name in trees[0]}

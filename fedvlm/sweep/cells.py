@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -76,11 +75,6 @@ class Cell:
     def key(self) -> str:
         """Name of the cell in the journal: its run folder below OUTPUT_DIR."""
         return self.place.as_posix()
-
-    @property
-    def command(self) -> str:
-        """The run's command line, to be copied."""
-        return "fedvlm " + shlex.join(self.words)
 
 
 @dataclass(frozen=True)

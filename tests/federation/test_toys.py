@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedvlm.core.trees import State, Tree, map_leaves, mix, slice_clients
+from fedvlm.core.trees import State, Tree, map_leaves, per_client, slice_clients
 from fedvlm.federation.aggregation.updates import Updates, weighted_mean
 from fedvlm.federation.batches import Batch, Step
 from fedvlm.federation.context import Context, Upload
@@ -81,6 +81,11 @@ def test_ditto() -> None:
     fed = quadratic(local, 50)
     state = fed.run()
     assert float(state.clients[1]["v"]["w"]) == pytest.approx(3.9999999281, abs=1e-9)
+
+
+def mix(alpha: Tensor, x: Tree, y: Tree) -> Tree:
+    """Return ``alpha * x + (1 - alpha) * y`` leaf by leaf; ``alpha`` is ``[K]``."""
+    return map_leaves(lambda v, w: per_client(alpha, v) * v + (1 - per_client(alpha, v)) * w, x, y)
 
 
 class APFL(Quadratic):

@@ -140,8 +140,8 @@ def test_a_cell_has_the_bits_of_a_single_run(whole: Path, tmp_path: Path) -> Non
     ]
     assert counters[0] == counters[1]
     command = json.loads((last.folder / "manifest.json").read_text())["sessions"][0]["command"]
-    assert read_private(last.folder)["sessions"][0]["command"] == last.command
-    assert command == public_command(shlex.split(last.command))
+    assert read_private(last.folder)["sessions"][0]["command"] == "fedvlm " + shlex.join(last.words)
+    assert command == public_command(["fedvlm", *last.words])
 
 
 def test_a_run_made_by_a_single_command_is_a_cell_that_is_done(

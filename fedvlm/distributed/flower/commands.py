@@ -136,27 +136,18 @@ def node_of(place: Place, key: Path) -> int:
     return int(said[0]) if said and said[0].isdecimal() and not done.returncode else 0
 
 
-def certificates(place: Place) -> tuple[str, str]:
-    """Make the certificates of a federation that are not there yet.
-
-    Returns:
-        Which certificate had to be made anew, and why: ``link``, which ``ca.crt`` signs as before;
-        ``ca``, both; or nothing.
-
-    Raises:
-        FedvlmError: Flower's Python cannot.
-    """
-    return make_keys(place.flower, place.keys, place.hosts, ())
-
-
 def make_keys(
     flower: Path, folder: Path, hosts: Sequence[str], names: Sequence[str]
 ) -> tuple[str, str]:
-    """Run ``keys.py``; see ``certificates``.
+    """Make the certificates and node keys of a federation that are not there yet (``keys.py``).
 
     Args:
         hosts: for which the SuperLink's certificate is; none: node keys only.
         names: of sites that get a node key.
+
+    Returns:
+        Which certificate had to be made anew, and why: ``link``, which ``ca.crt`` signs as before;
+        ``ca``, both; or nothing.
 
     Raises:
         FedvlmError: Flower's Python cannot.

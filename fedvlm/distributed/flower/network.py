@@ -139,7 +139,7 @@ def _place(folder: Path, owners: Sequence[str], say: Say, listen: str, reach: st
 
 def _renew(place: Place, say: Say) -> None:
     """Make certificates that are not there or do not do any more; end what has the old ones."""
-    word, why = commands.certificates(place)
+    word, why = commands.make_keys(place.flower, place.keys, place.hosts, ())
     if not word:
         return
     say(f"a new certificate of the SuperLink was made: {why}")

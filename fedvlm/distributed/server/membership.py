@@ -209,7 +209,9 @@ class Membership:
         }
         self.remember(memory.get("data", {}), homes)
         for site in self.met:
-            self._compare(site)
+            ours = [c for c, home in self.home.items() if home == site]
+            if any(self.before.get(c, self.data[site]) != self.data[site] for c in ours):
+                raise _other_data(site)
         now = {site: self.home.get(ids[0], site) for site, ids in homes.items() if ids}
         self.excluded = {now.get(site, site) for site in memory.get("excluded", ())}
         self.refusals = Counter(
@@ -220,11 +222,6 @@ class Membership:
     def remember(self, data: Mapping[str, str], homes: Mapping[str, Sequence[int]]) -> None:
         """Note which data the clients' sites had when the run began."""
         self.before |= {c: said for site, said in data.items() for c in homes.get(site, ())}
-
-    def _compare(self, site: str) -> None:
-        ours = [c for c, home in self.home.items() if home == site]
-        if any(self.before.get(c, self.data[site]) != self.data[site] for c in ours):
-            raise _other_data(site)
 
 
 def _other_data(site: str) -> ConfigError:

@@ -142,8 +142,7 @@ class RoundAnswers:
     def fail(self, site: str, why: Grave, ids: Sequence[int]) -> None:
         """Do without a site's clients in this round, if the quorum allows it (``check``)."""
         self.grave |= dict.fromkeys(ids, why)
-        self._refuse(site, dict.fromkeys(ids, str(why)))
-        self.missing -= set(ids)
+        self.refuse_all(site, str(why), ids)
 
     def _refuse(self, site: str, why: Mapping[int, str]) -> None:
         """Note whose updates are not taken."""

@@ -84,8 +84,8 @@ def test_a_certificate_that_is_made_anew_ends_who_has_the_old_one(
         for name in ("link", "site0"):
             if not processes.pid_of(place, name):
                 processes.begin(place, name, waits, os.environ, place.folder)
-        monkeypatch.setattr(network.commands, "certificates",
-                            lambda place, word=word: (word, "it ended on 2026-01-01"))
+        monkeypatch.setattr(network.commands, "make_keys",
+                            lambda *args, word=word: (word, "it ended on 2026-01-01"))
         said: list[str] = []
         network._renew(place, said.append)
         until = time.monotonic() + 20  # a busy machine shows and buries processes late
