@@ -156,8 +156,7 @@ def build_recipe(trained: TrainedModel) -> ExportRecipe:
         known = "; ".join(f"{k}: {', '.join(v)}" for k, v in FORMS.items())
         raise ConfigError(
             f"{who} declares forms {odd[0]} {forms[odd[0]]}, which no export format supports "
-            "(known: "
-            f"{known})"
+            f"(known: {known})"
         )
     steps, tensors = _image_side(p, forms, who)
     if trained.facts.captioned:

@@ -125,8 +125,7 @@ class PeftTrainer(RoleTrainer):
         for role in self.needs:
             if not any(self.role(name) == role for name in tree):
                 raise ConfigError(
-                    f"{self.name} needs something to train on the {role} side; "
-                    f"set {WAYS_OUT[role]}"
+                    f"{self.name} needs something to train on the {role} side; set {WAYS_OUT[role]}"
                 )
         if self.spec.has_lora:
             groups = zip(tree, self.rules(list(tree)), strict=False)  # its own come after these

@@ -202,8 +202,7 @@ class QueuedJobs:
         self._shown = True
         if self._found:
             self.sweep.tell(
-                f"{self._found} jobs of an interrupted submission were found in the "
-                "queue"
+                f"{self._found} jobs of an interrupted submission were found in the queue"
             )
         for cell in (*(cell for s in self.live for cell in s.cells), *left):
             self.sweep.note(cell, CellState(QUEUED))

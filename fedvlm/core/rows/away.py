@@ -59,8 +59,7 @@ class AwayStore:
             raise ConfigError(
                 "this run was started with --engine local, and its checkpoint contains the "
                 f"states of clients {list(ids[:4])}: resume with --engine local, or start a new "
-                "run with "
-                "another --tag"
+                "run with another --tag"
             )
         form = slot.removeprefix(AWAY)
         if self._form is None:

@@ -29,8 +29,7 @@ def admit(place: Place, key: PublicKey) -> tuple[Place, Invitation]:
     if not place.listen:
         raise ConfigError(
             f"'{place.folder}' is reachable from this machine only; open it with fedvlm "
-            "federation up --listen "
-            f"HOST:PORT --federation {place.folder}"
+            f"federation up --listen HOST:PORT --federation {place.folder}"
         )
     path, line = place.public(key.name), f"{key.line} {key.name}\n"
     there = next((site for site in place.sites if site.name == key.name), None)
@@ -76,8 +75,7 @@ def dismiss(place: Place, name: str) -> None:
     if place.node(name):
         if not processes.pid_of(place, LINK):
             raise ConfigError("the SuperLink is not running: start it with fedvlm federation up "
-                              "--federation "
-                              f"{place.folder}, then dismiss the site")
+                              f"--federation {place.folder}, then dismiss the site")
         commands.flwr(place, "supernode", "unregister", str(place.node(name)), LINK)
     for path in (place.public(name), place.registered(name), place.invitation(name)):
         path.unlink(missing_ok=True)

@@ -175,8 +175,7 @@ class Flower:
             log = self.place.log(LINK)
             raise FedvlmError(
                 f"{MOST} relays in a row ended right after their start; the SuperLink's log "
-                f"({log}) ends: "
-                f"{' | '.join(processes.tail(log, 4).splitlines())[-600:]}"
+                f"({log}) ends: {' | '.join(processes.tail(log, 4).splitlines())[-600:]}"
             )
 
     def _connected(self) -> socket.socket:
@@ -190,8 +189,7 @@ class Flower:
             )
         app = self._folder / "app"
         write_app(app)
-        settings = (f'driver="{self._folder / "driver.sock"}" '
-                    f'token="{self._folder / "token"}"')
+        settings = f'driver="{self._folder / "driver.sock"}" token="{self._folder / "token"}"'
         try:
             told = commands.flwr(self.place, "run", str(app), LINK, "--run-config", settings)
         except FedvlmError as error:

@@ -102,8 +102,7 @@ def check_name(name: str) -> str:
     if not _NAME.fullmatch(name) or _OURS.fullmatch(name):
         raise ConfigError(
             f"'{name[:60]}' is not a site name: use a letter, then up to 39 letters, digits, - or "
-            "_; "
-            "site0, site1, ... are those on the coordinator's machine")
+            "_; site0, site1, ... are those on the coordinator's machine")
     return name
 
 
@@ -162,8 +161,7 @@ def read_invitation(path: Path) -> Invitation:
     except (ConfigError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(
             f"'{path}' is not an invitation to a federation, or is damaged: ask the coordinator "
-            "for the "
-            "file that fedvlm federation admit wrote"
+            "for the file that fedvlm federation admit wrote"
         ) from error
     return told
 

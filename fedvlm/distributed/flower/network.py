@@ -239,8 +239,7 @@ def register(place: Place, site: SitePlan) -> None:
     files.write_text(place.registered(site.name), f"{node}\n")
     if not place.node(site.name):
         raise FedvlmError(f"Flower registered {site.name} but gave no number of its node; use "
-                          "Flower "
-                          f"{commands.TESTED} does")
+                          f"Flower {commands.TESTED} does")
 
 
 def down(place: Place) -> int:

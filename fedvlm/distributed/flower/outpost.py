@@ -224,8 +224,7 @@ class Outpost:
                     late = float("inf")
                     why = reach(self.invitation.address) or f"the start takes long; log: {self.log}"
                     self._note(f"tries: {why}")
-                    self.say(f"{self.invitation.address}: no connection yet: {why}; "
-                             "retrying")
+                    self.say(f"{self.invitation.address}: no connection yet: {why}; retrying")
         finally:
             _end(node)
         return there

@@ -211,8 +211,7 @@ def check_rule(spec: AggregateSpec, name: str, allowed: Sequence[str], cohort: i
         raise ConfigError(
             f"FED.AGGREGATOR {spec.rule} with FED.BYZANTINE {spec.byzantine} needs at least "
             f"{fewest(spec)} clients per round (2 f + 3), but only {cohort} are drawn and "
-            "answer: lower "
-            "FED.BYZANTINE, or raise FED.CLIENTS or FED.FRAC"
+            "answer: lower FED.BYZANTINE, or raise FED.CLIENTS or FED.FRAC"
         )
 
 
@@ -229,8 +228,7 @@ def krum_scores(updates: Updates, byzantine: int) -> Tensor:
     if k < least:
         raise FedvlmError(
             f"Krum tolerates {byzantine} hostile updates among at least {least} clients; this "
-            f"round has {k}: "
-            "lower FED.BYZANTINE or raise FED.CLIENTS or FED.FRAC"
+            f"round has {k}: lower FED.BYZANTINE or raise FED.CLIENTS or FED.FRAC"
         )
     gram = move_products(updates)
     square = gram.diagonal()

@@ -305,8 +305,7 @@ def parse_absences(text: str, clients: int) -> tuple[Absence, ...]:
         if match is None:
             raise ConfigError(
                 f"{KEY}.AWAY '{text}': '{part}' is not an absence; write client:rounds, such as "
-                "3:1-4 "
-                "(joins in round 5), 7:20- (leaves after round 19) or 2:6"
+                "3:1-4 (joins in round 5), 7:20- (leaves after round 19) or 2:6"
             )
         client, first = int(match[1]), int(match[2])
         last = first if match[3] is None else int(match[4] or 0)

@@ -238,8 +238,7 @@ class Mechanism:
         if any(steps > 1 for steps in one.steps):
             raise ConfigError(
                 "ACCOUNTANT sampled: a client made several steps in a round on one shuffle, "
-                "which are not independent draws; set FED.LOCAL_STEPS 1, or ACCOUNTANT "
-                "gaussian"
+                "which are not independent draws; set FED.LOCAL_STEPS 1, or ACCOUNTANT gaussian"
             )
         return sampled_epsilon(self.noise, one.size, one.batch, sum(one.steps), self.delta)
 
