@@ -14,12 +14,7 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from fedvlm.config.aliases import (
-    family_aliases,
-    native_aliases,
-    refused_keys,
-    shares_of_epochs,
-)
+from fedvlm.config.aliases import family_aliases, native_aliases, refused_keys, shares_of_epochs
 from fedvlm.config.option import Schema, Value, nodes, present_key, short_repr
 from fedvlm.config.read import Assignment, read_yaml
 from fedvlm.core.errors import ConfigError, did_you_mean

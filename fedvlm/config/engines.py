@@ -8,9 +8,7 @@ from fedvlm.config.option import Option, Schema
 from fedvlm.core.plugins import Plugins
 
 LOCAL, WORKERS, SITES, FLOWER = "local", "workers", "sites", "flower"
-ENGINES = Plugins(
-    "fedvlm.job.engines", "ENGINE", "engine", (LOCAL, WORKERS, SITES, FLOWER)
-)
+ENGINES = Plugins("fedvlm.job.engines", "ENGINE", "engine", (LOCAL, WORKERS, SITES, FLOWER))
 OF_PARTIES = (SITES,)  # the clients' images are at parties of their own; the driver has none
 
 

@@ -57,9 +57,7 @@ class Ledger:
         return Account(**(files.read_valid_json(
             self.path, _FIELDS, "delete it; the count for this run then starts again") or {}))
 
-    def enter(
-        self, op: str, round_: int, down: int, up: int, seconds: float, failed: bool
-    ) -> None:
+    def enter(self, op: str, round_: int, down: int, up: int, seconds: float, failed: bool) -> None:
         """Add one answer.
 
         Raises:

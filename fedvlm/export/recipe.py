@@ -124,8 +124,7 @@ class ExportRecipe:
                 keep = bool(needs & set(part.group(1).split()))
             elif keep and line.strip():
                 lines += [""] * line.startswith(("class ", "def ")) + [line]
-        text = "\n".join(lines) + "\n" + (
-            runner.SETS_TAIL if "sets" in self.card else runner.TAIL)
+        text = "\n".join(lines) + "\n" + (runner.SETS_TAIL if "sets" in self.card else runner.TAIL)
         if steps[-1] == "feature":
             text = _changed(text, *runner.WITH_FEATURE)
         if "temperature" in self.card:

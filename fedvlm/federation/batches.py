@@ -173,9 +173,7 @@ class Batch:
         if self.moment is None:
             return None
         m = self.moment
-        return rng.seed_of(
-            m.seed, f"{purpose}/{m.tag}", m.round, self.clients[row], m.step, m.part
-        )
+        return rng.seed_of(m.seed, f"{purpose}/{m.tag}", m.round, self.clients[row], m.step, m.part)
 
     def secret(self, purpose: str, row: int) -> bytes:
         """Return a key of ``purpose`` for one client of a loop's step that only its site knows.
@@ -277,9 +275,7 @@ class Batcher(Protocol):
         A client without any has those of ``fallback``, or padding only; None if nobody has any.
         """
 
-    def draw(
-        self, clients: Sequence[int], round_: int, tag: str, most: int
-    ) -> Batch | None:
+    def draw(self, clients: Sequence[int], round_: int, tag: str, most: int) -> Batch | None:
         """Return up to ``most`` training samples of each client as one batch.
 
         A client without any has padding only; None if nobody has any.
@@ -463,18 +459,14 @@ class SplitBatcher:
         batch = self._as_they_are(clients, picks)
         return batch and replace(batch, present=to_device(present, self.device))
 
-    def draw(
-        self, clients: Sequence[int], round_: int, tag: str, most: int
-    ) -> Batch | None:
+    def draw(self, clients: Sequence[int], round_: int, tag: str, most: int) -> Batch | None:
         """See ``Batcher.draw``: the first ones of a shuffle under ``tag``, un-augmented."""
         dice = torch.Generator()
         return self._as_they_are(
             clients, [self._shuffled(c, round_, 0, tag, dice)[:most] for c in clients]
         )
 
-    def _as_they_are(
-        self, clients: Sequence[int], picks: Sequence[np.ndarray]
-    ) -> Batch | None:
+    def _as_they_are(self, clients: Sequence[int], picks: Sequence[np.ndarray]) -> Batch | None:
         """Return samples of each client un-augmented; None if there are none at all."""
         filler = next((p[:1] for p in picks if len(p)), None)
         if filler is None:

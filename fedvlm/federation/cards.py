@@ -25,9 +25,7 @@ def trainer_files() -> dict[str, Path]:
     for base in (repository(), Path.cwd()):
         folder = base / "trainers"
         if folder.is_dir():
-            return {
-                p.stem: p for p in sorted(folder.glob("*.py")) if not p.stem.startswith("_")
-            }
+            return {p.stem: p for p in sorted(folder.glob("*.py")) if not p.stem.startswith("_")}
     return {}
 
 

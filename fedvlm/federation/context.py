@@ -256,8 +256,7 @@ class Context(Cohort):
         rule = spec.build()
         names = self.trained(params, train)
         kept = self.kept if spec.keep else None
-        behind = None if kept is None else (
-            resume_optimiser(kept, tag, self.k, self.model.device))
+        behind = None if kept is None else resume_optimiser(kept, tag, self.k, self.model.device)
 
         def body(slots: State, batches: tuple[Batch, ...], step: Step) -> State:
             batch = batches[0]
@@ -310,9 +309,7 @@ class Context(Cohort):
         None of the group ``server``, which the server alone moves, and none that rests.
         """
         groups = set(self.groups.names(*train))
-        names = groups | set(
-            matching(params, [t for t in train if t not in (SHARED, PERSONAL)])
-        )
+        names = groups | set(matching(params, [t for t in train if t not in (SHARED, PERSONAL)]))
         still = {*self.groups.server, *self.portion.resting}
         return [n for n in params if n in names and n not in still]
 

@@ -26,23 +26,10 @@ from typing import Any
 
 from torch import nn
 
-from fedvlm.core.errors import (
-    ConfigError,
-    FedvlmError,
-    did_you_mean,
-    failure_text,
-    fold,
-    own_line,
-)
+from fedvlm.core.errors import ConfigError, FedvlmError, did_you_mean, failure_text, fold, own_line
 from fedvlm.core.files import user_path
 from fedvlm.core.plugins import Plugins, TextLoader
-from fedvlm.federation.cards import (
-    card,
-    method_of,
-    split_method,
-    trainer_files,
-    trainer_sources,
-)
+from fedvlm.federation.cards import card, method_of, split_method, trainer_files, trainer_sources
 from fedvlm.federation.trainer import TRAINER_REGISTRY, Trainer
 
 FRAMEWORKS = Plugins("fedvlm.compat", "FRAMEWORKS", "framework")

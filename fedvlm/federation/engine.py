@@ -354,9 +354,7 @@ def _client_update(
         ) from error
 
 
-def _check_work(
-    where: str, ctx: Context, out: Any, received: Tree
-) -> tuple[State, Upload]:
+def _check_work(where: str, ctx: Context, out: Any, received: Tree) -> tuple[State, Upload]:
     """Return what ``client_update`` returned, if it keeps the contract; nothing is read.
 
     Raises:

@@ -74,8 +74,7 @@ class FrozenModule:
     @contextmanager
     def mode(self, train: bool) -> Iterator[None]:
         """Put submodules without buffers into training mode, if ``train``, for a while."""
-        changed = [m for m in self.module.modules()
-                   if train and not list(m.buffers(recurse=False))]
+        changed = [m for m in self.module.modules() if train and not list(m.buffers(recurse=False))]
         for module in changed:
             module.training = True
         try:
@@ -419,6 +418,4 @@ def _check_network(module: nn.Module, other: nn.Module, model: VLModel) -> None:
 def _forms(module: nn.Module) -> dict[str, tuple[Any, ...]]:
     """Return what identifies each tensor of a module, its numbers left out."""
     tensors = dict(module.named_parameters()) | dict(module.named_buffers())
-    return {
-        n: (id(v), v.dtype, v.device, v._version, v.requires_grad) for n, v in tensors.items()
-    }
+    return {n: (id(v), v.dtype, v.device, v._version, v.requires_grad) for n, v in tensors.items()}

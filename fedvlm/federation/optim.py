@@ -287,9 +287,7 @@ class OptimSpec:
         if self.name == "sgd":
             return SGD(self.momentum, self.weight_decay, self.dampening, self.nesterov)
         if self.name in ("adam", "adamw"):
-            return Adam(
-                self.betas, self.eps, self.weight_decay, decoupled=self.name == "adamw"
-            )
+            return Adam(self.betas, self.eps, self.weight_decay, decoupled=self.name == "adamw")
         known = ("sgd", "adam", "adamw")
         raise ConfigError(
             f"OPTIM.NAME '{self.name}' is not known{did_you_mean(self.name, known)} "

@@ -237,9 +237,7 @@ class Plan:
     @property
     def effort(self) -> Effort:
         """How long a client trains in a round."""
-        return Effort(
-            self.epochs, self.local_steps, self.epochs_range, self.seed, self.unreliable
-        )
+        return Effort(self.epochs, self.local_steps, self.epochs_range, self.seed, self.unreliable)
 
     @property
     def members(self) -> Sequence[int]:

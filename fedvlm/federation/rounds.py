@@ -327,9 +327,7 @@ class Federation(Workplace):
         held = Held(self.held)
         for client, state in whole.held.items():
             held.put(client, state)
-        return FedState(
-            whole.round, whole.server, dict(whole.worked), held.commit(whole.round)
-        )
+        return FedState(whole.round, whole.server, dict(whole.worked), held.commit(whole.round))
 
     def commit(self, state: FedState) -> None:
         """Forget clients' states that a run which goes on from ``state`` never reads again."""
@@ -342,9 +340,7 @@ class Federation(Workplace):
         The server's slots (``state.server``) are all that is left to save then.
         """
         stores = {CLIENTS: (self.clients.store, state.versions), HELD: (self.held, state.held)}
-        return {
-            kind: logs[kind].accept(state.round, *store) for kind, store in stores.items()
-        }
+        return {kind: logs[kind].accept(state.round, *store) for kind, store in stores.items()}
 
     def keep_on_disk(self, logs: Logs) -> None:
         """Read clients' rows from records, from now on, instead of keeping them in memory."""

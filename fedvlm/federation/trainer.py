@@ -151,9 +151,7 @@ class Trainer:
         if not cls.__module__.startswith("fedvlm."):
             _refuse_misspelt(cls)
         if len(inspect.signature(cls.download).parameters) != 4:
-            raise ConfigError(
-                f"trainer {cls.__name__}: download takes (self, ctx, server, client)"
-            )
+            raise ConfigError(f"trainer {cls.__name__}: download takes (self, ctx, server, client)")
         bound = [n for n in BINDING if n in cls.exempt]
         if bound:
             raise ConfigError(
@@ -488,9 +486,7 @@ class Trainer:
         """Return the state of the new client ``ctx.clients[0]``, without client axis."""
         return {"w": start}
 
-    def client_update(
-        self, ctx: Context, state: State, received: Tree
-    ) -> tuple[State, Upload]:
+    def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
         """Do one round's work of K clients; return their new states and their upload."""
         w = ctx.fit(state["w"] | received, self.loss).params
         return state | {"w": w}, ctx.upload(w)

@@ -17,14 +17,7 @@ from fedvlm.job.identity import WHERE
 from fedvlm.job.inputs import Inputs
 from fedvlm.job.resolve import Job
 from fedvlm.recipes.counts import Counts, counts_of
-from fedvlm.recipes.recipe import (
-    AVERAGE,
-    H_OF_AVERAGES,
-    NO_TARGET,
-    Numbers,
-    Published,
-    Recipe,
-)
+from fedvlm.recipes.recipe import AVERAGE, H_OF_AVERAGES, NO_TARGET, Numbers, Published, Recipe
 from fedvlm.recipes.verdict import Line, judge
 from fedvlm.report.collect import collect
 from fedvlm.report.tables.metrics import DEFINED

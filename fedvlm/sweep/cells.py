@@ -291,9 +291,7 @@ def cells_of(plan: SweepPlan) -> list[Cell]:
                 by_seed[cell.seed].append(cell)
         except FedvlmError as error:
             wrong.add(combination, error)
-    cells = [
-        replace(cell, number=i) for i, cell in enumerate(itertools.chain(*by_seed.values()))
-    ]
+    cells = [replace(cell, number=i) for i, cell in enumerate(itertools.chain(*by_seed.values()))]
     wrong.shared_folders(cells)
     wrong.check()
     return cells

@@ -94,9 +94,7 @@ def read_plan(path: Path) -> SweepPlan:
     return PlanReader(str(path), mistakes).plan(parts, path.stem)
 
 
-def read_sections(
-    path: Path, known: Sequence[str], what: str
-) -> tuple[dict[str, Any], list[str]]:
+def read_sections(path: Path, known: Sequence[str], what: str) -> tuple[dict[str, Any], list[str]]:
     """Return the parts of a YAML file by name, and its mistakes; dashes count as underscores.
 
     Top-level mappings, which ``read_yaml`` checks and does not descend into, are among them.

@@ -109,9 +109,7 @@ def open_queue(kind: str, folder: Path, name: str, resources: Resources) -> JobQ
     try:
         import submitit  # optional: fedvlm[slurm]
     except ImportError:
-        raise ConfigError(
-            f"--launch {kind} needs submitit: pip install 'fedvlm[slurm]'"
-        ) from None
+        raise ConfigError(f"--launch {kind} needs submitit: pip install 'fedvlm[slurm]'") from None
     if kind == SLURM:
         lacking = [c for c in ("sbatch", "srun", "squeue", "scontrol") if shutil.which(c) is None]
         if lacking:

@@ -77,9 +77,7 @@ class MemoryStore:
         self._rows: dict[int, dict[int, tuple[Form, int]]] = {}  # client -> version -> its row
         self._several: set[int] = set()  # clients with more than one version
 
-    def get(
-        self, ids: Sequence[int], versions: Sequence[int]
-    ) -> list[tuple[list[int], State]]:
+    def get(self, ids: Sequence[int], versions: Sequence[int]) -> list[tuple[list[int], State]]:
         """See ``RowStore.get``."""
         groups: dict[Form, tuple[list[int], list[int]]] = {}
         for client, version in zip(ids, versions, strict=True):

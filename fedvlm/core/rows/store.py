@@ -22,9 +22,7 @@ Form = tuple[tuple[str, tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]], .
 class RowStore(Protocol):
     """Rows of clients' states by (client, version); a version is the round it was put in."""
 
-    def get(
-        self, ids: Sequence[int], versions: Sequence[int]
-    ) -> list[tuple[list[int], State]]:
+    def get(self, ids: Sequence[int], versions: Sequence[int]) -> list[tuple[list[int], State]]:
         """Return (clients, their states ``[K, ...]``) by form, each in the order of ``ids``.
 
         Raises:
@@ -65,9 +63,7 @@ class CheckpointStore(RowStore, Protocol):
 
     device: torch.device
 
-    def accept(
-        self, round_: int, rows: RowStore, versions: Mapping[int, int]
-    ) -> list[list[str]]:
+    def accept(self, round_: int, rows: RowStore, versions: Mapping[int, int]) -> list[list[str]]:
         """Write what no record has, and return the records that a checkpoint has to name."""
         ...
 

@@ -127,8 +127,7 @@ class Flower:
         try:
             relay = self._connected()
             try:
-                out = conversation.ask(relay, self.nodes, frames, seconds, self._runs,
-                                       self.most)
+                out = conversation.ask(relay, self.nodes, frames, seconds, self._runs, self.most)
             except StreamError as error:
                 raise self._gone(error) from None
         except Lost as error:

@@ -57,9 +57,7 @@ class Part:
     about: str = ""
 
 
-def up(
-    folder: Path, owners: Sequence[str], say: Say, listen: str = "", reach: str = ""
-) -> Place:
+def up(folder: Path, owners: Sequence[str], say: Say, listen: str = "", reach: str = "") -> Place:
     """Let a federation run, but for the processes of its sites; return its place.
 
     Args:

@@ -206,5 +206,4 @@ def free_port() -> int:
 def split_evenly(clients: int, sites: int) -> str:
     """Return ranges of clients for sites, as equal as can be (``FED.SITES``)."""
     bounds = [clients * i // sites for i in range(sites + 1)]
-    return ",".join(f"{a}-{b - 1}" if b - a > 1 else f"{a}"
-                    for a, b in zip(bounds, bounds[1:]))
+    return ",".join(f"{a}-{b - 1}" if b - a > 1 else f"{a}" for a, b in zip(bounds, bounds[1:]))

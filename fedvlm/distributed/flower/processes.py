@@ -147,8 +147,7 @@ def tail(path: Path, lines: int = 1) -> str:
         data = path.read_bytes()[-_TAIL:]
     except OSError:
         return ""
-    said = [line.strip()
-            for line in _COLOUR.sub("", data.decode(errors="replace")).splitlines()]
+    said = [line.strip() for line in _COLOUR.sub("", data.decode(errors="replace")).splitlines()]
     told = [line for line in said if line and not line.startswith("---") and _TRAFFIC not in line]
     return "\n".join(told[-lines:])
 

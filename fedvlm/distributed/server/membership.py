@@ -153,9 +153,7 @@ class Membership:
         """Return those of some clients whose sites are not excluded."""
         return [c for c in clients if self.home[c] not in self.excluded | self.shut]
 
-    def judge(
-        self, asked: Iterable[int], guilty: Collection[str], most: int
-    ) -> list[str]:
+    def judge(self, asked: Iterable[int], guilty: Collection[str], most: int) -> list[str]:
         """Count a round's refusals; return the sites that are excluded from now on.
 
         Args:

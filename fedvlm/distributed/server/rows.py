@@ -229,8 +229,7 @@ class RowAnswers:
                 f"and the quorum is {policy.quorum:g}; the saved state is kept; run the "
                 f"same command again to continue{self.members.way_back(missing)}"
             )
-        return [rows.get(c) or _absent(c, next(iter(rows.values())))
-                for c in self.question.clients]
+        return [rows.get(c) or _absent(c, next(iter(rows.values()))) for c in self.question.clients]
 
 
 def _absent(client: int, like: Row) -> Row:

@@ -16,14 +16,7 @@ from collections.abc import Callable
 
 from fedvlm.distributed.carriers import Answer
 from fedvlm.distributed.schema import LIMIT
-from fedvlm.distributed.sockets.stream import (
-    StreamError,
-    TooLong,
-    check_peer,
-    greet,
-    receive,
-    send,
-)
+from fedvlm.distributed.sockets.stream import StreamError, TooLong, check_peer, greet, receive, send
 
 _GONE = getattr(select, "POLLRDHUP", select.POLLHUP) | select.POLLHUP | select.POLLERR
 Reply = queue.SimpleQueue[bytes]

@@ -129,8 +129,7 @@ class SumEngine(RemoteEngine):
             attempt = secrets.token_hex(16)
             about = {"round": job.ctx.round, "attempt": attempt}
             offered = self._gather(job, {s: self.requests.of_run("keys", **about) for s in sites})
-            roster = {s: {k: str(reply.values[k]) for k in KEYS}
-                      for s, reply in offered.items()}
+            roster = {s: {k: str(reply.values[k]) for k in KEYS} for s, reply in offered.items()}
             self._enough(job, roster, sites, "sent a key")
             shared = self._gather(job, {
                 s: self.requests.of_run("share", **about, roster=roster) for s in roster

@@ -25,9 +25,7 @@ def write(recipe: ExportRecipe, trained: TrainedModel, folder: Path, common: Pat
         ConfigError: prediction needs more than merged weights and class features.
     """
     write_classifier(recipe, folder)
-    state = merge_lora(
-        plain_clip(trained.model), recipe.tensors | recipe.lora, recipe.card["lora"]
-    )
+    state = merge_lora(plain_clip(trained.model), recipe.tensors | recipe.lora, recipe.card["lora"])
     look = {k: v for k, v in recipe.card["transform"].items() if k != "size"}
     files.write_json(folder / "open_clip_config.json", {
         "model_cfg": trained.model.backbone.arch, "preprocess_cfg": look,

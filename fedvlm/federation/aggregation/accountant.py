@@ -143,9 +143,7 @@ def told_epsilon(rate: float, noise: float, rounds: int, delta: float) -> float:
     return bound if tight is None else min(tight, bound)
 
 
-def noise_for(
-    epsilon: float, delta: float, rate: float, rounds: int, tight: bool = False
-) -> float:
+def noise_for(epsilon: float, delta: float, rate: float, rounds: int, tight: bool = False) -> float:
     """Return the least noise z for an epsilon by the Renyi bound, rounded up to four digits.
 
     Args:

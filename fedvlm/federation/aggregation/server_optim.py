@@ -108,8 +108,6 @@ def _start(delta: Tensor, spec: ServerOptimSpec) -> Moments:
     return torch.zeros_like(delta), torch.full_like(delta, spec.tau**2)
 
 
-def _adaptive(
-    delta: Tensor, m: Tensor, v: Tensor, spec: ServerOptimSpec
-) -> tuple[Tensor, Moments]:
+def _adaptive(delta: Tensor, m: Tensor, v: Tensor, spec: ServerOptimSpec) -> tuple[Tensor, Moments]:
     m = spec.beta1 * m + (1 - spec.beta1) * delta
     return m / (v.sqrt() + spec.tau), (m, v)

@@ -258,8 +258,7 @@ def weighted_sum(tensors: Iterable[Tensor], weights: Sequence[float]) -> Tensor:
     first = next(rows)
     out = torch.zeros(first.shape, dtype=torch.float64, device=in_double(first).device)
     for tensor, weight in zip(chain([first], rows), weights, strict=True):
-        out.add_(tensor if tensor.device == out.device else in_double(tensor),
-                 alpha=weight / total)
+        out.add_(tensor if tensor.device == out.device else in_double(tensor), alpha=weight / total)
     return out.to(first.dtype).to(first.device)
 
 

@@ -39,9 +39,7 @@ def class_weights(counts: np.ndarray, kind: str) -> np.ndarray:
     return np.where(there, share / mean, 1.0)
 
 
-def label_counts(
-    labels: np.ndarray, classes: int, sets: np.ndarray | None = None
-) -> np.ndarray:
+def label_counts(labels: np.ndarray, classes: int, sets: np.ndarray | None = None) -> np.ndarray:
     """Return the images of each class ``[C]``, or without and with each label ``[C, 2]``.
 
     Args:

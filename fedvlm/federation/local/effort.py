@@ -52,9 +52,7 @@ class Effort:
             for client in clients
         ]
 
-    def totals(
-        self, round_: int, clients: Sequence[int], lengths: Sequence[int]
-    ) -> list[int]:
+    def totals(self, round_: int, clients: Sequence[int], lengths: Sequence[int]) -> list[int]:
         """Return the steps of each client in a round, those before a deadline.
 
         Args:
@@ -62,9 +60,7 @@ class Effort:
         """
         return self.cut(round_, clients, lengths, lengths)
 
-    def whole(
-        self, round_: int, clients: Sequence[int], lengths: Sequence[int]
-    ) -> list[int]:
+    def whole(self, round_: int, clients: Sequence[int], lengths: Sequence[int]) -> list[int]:
         """Return the steps of each client in a round if it has all the time it needs."""
         if self.steps:
             return [self.steps if n else 0 for n in lengths]

@@ -51,9 +51,7 @@ class Around:
         """See ``Batcher.whole``."""
         return self._asked().whole(clients, part, fallback)
 
-    def draw(
-        self, clients: Sequence[int], round_: int, tag: str, most: int
-    ) -> Batch | None:
+    def draw(self, clients: Sequence[int], round_: int, tag: str, most: int) -> Batch | None:
         """See ``Batcher.draw``."""
         return self._asked().draw(clients, round_, tag, most)
 

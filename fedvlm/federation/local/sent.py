@@ -131,9 +131,7 @@ def of_ranks(params: Tree, ranks: Mapping[str, Ranks]) -> dict[str, Rows]:
 def refusal(name: str, told: float, size: int) -> str:
     """Return what is wrong with rows of which ``told`` is told; empty: nothing."""
     if told == -1:
-        return (
-            f"a row of '{name}' that does not exist: rows are 0 to {size - 1}, and -1 is none"
-        )
+        return f"a row of '{name}' that does not exist: rows are 0 to {size - 1}, and -1 is none"
     return f"a row of '{name}' twice" if told == -2 else ""
 
 

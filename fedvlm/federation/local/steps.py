@@ -198,6 +198,4 @@ def lay_out(
     placed = to_device(host, device)
     rows = tuple((placed if table.device == placed.device else host)[i]
                  for i, table in enumerate(tables, 2))
-    return StepPlan(
-        source, steps, torch.from_numpy(index), rows, placed[0], placed[1].to(dtype),
-    )
+    return StepPlan(source, steps, torch.from_numpy(index), rows, placed[0], placed[1].to(dtype))

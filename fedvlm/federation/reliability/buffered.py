@@ -63,9 +63,7 @@ class Turn:
         kept = [v for v in sorted(self.busy) if v < round_]
         return new | {f"{PAST}{v}": _model(before, round_ - 1, v) for v in kept}
 
-    def discount(
-        self, updates: Updates, home: Tree, newest: int
-    ) -> tuple[Updates, dict[str, int]]:
+    def discount(self, updates: Updates, home: Tree, newest: int) -> tuple[Updates, dict[str, int]]:
         """Return the updates as moves of the newest model, and each client's staleness tau.
 
         w_k becomes w_t + s(tau_k) (w_k - w_{v_k}), in float64; an update without staleness keeps
@@ -90,9 +88,7 @@ class Turn:
 
 
 @lru_cache(maxsize=4)
-def turns(
-    how: Unreliable, members: tuple[int, ...], working: int, rounds: int
-) -> tuple[Turn, ...]:
+def turns(how: Unreliable, members: tuple[int, ...], working: int, rounds: int) -> tuple[Turn, ...]:
     """Return the first ``rounds`` steps of the server; more rounds change none of them.
 
     A client's work takes its slowness of the round in which it starts. Of arrivals at one time the

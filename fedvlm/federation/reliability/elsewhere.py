@@ -10,12 +10,7 @@ import math
 
 from fedvlm.core.errors import DivergedError, FedvlmError, failure_text
 from fedvlm.core.trees import State, first_non_finite
-from fedvlm.federation.aggregation.telltale import (
-    Telltale,
-    measured_moves,
-    outlier_sentence,
-    tell,
-)
+from fedvlm.federation.aggregation.telltale import Telltale, measured_moves, outlier_sentence, tell
 from fedvlm.federation.aggregation.updates import (
     Updates,
     finite_later,

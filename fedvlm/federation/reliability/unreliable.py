@@ -126,9 +126,7 @@ class Unreliable:
     @property
     def active(self) -> bool:
         """Whether anybody can be lost or late at all."""
-        return bool(
-            self.dropout or self.deadline or self.join or self.leave or self.absences
-        )
+        return bool(self.dropout or self.deadline or self.join or self.leave or self.absences)
 
     @property
     def cuts(self) -> bool:
@@ -188,9 +186,7 @@ class Unreliable:
         return rng.seed_of(self.seed, f"unreliable-{purpose}", *keys) / 2**63
 
     # ---- a round ---------------------------------------------------------------------------
-    def lost(
-        self, round_: int, clients: Sequence[int], steps: Sequence[int]
-    ) -> dict[int, str]:
+    def lost(self, round_: int, clients: Sequence[int], steps: Sequence[int]) -> dict[int, str]:
         """Return which of a round's clients do not answer in time, with the reason of each.
 
         Args:

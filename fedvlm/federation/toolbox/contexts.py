@@ -13,13 +13,7 @@ from fedvlm.federation.batches import Batch
 from fedvlm.federation.context import Context
 from fedvlm.federation.groups import Finetune
 from fedvlm.federation.trainer import Predictor, Trainer, cross_entropy
-from fedvlm.models.adapt.contexts import (
-    GLOBAL,
-    LOCAL,
-    TRAINED,
-    random_context,
-    start_context,
-)
+from fedvlm.models.adapt.contexts import GLOBAL, LOCAL, TRAINED, random_context, start_context
 from fedvlm.models.vlmodel import VLModel
 
 
@@ -68,9 +62,7 @@ class PairTrainer(Trainer):
         """Return the text features that classify, ``[K, C, d]``; by default the client's own."""
         return own
 
-    def classify(
-        self, model: VLModel, p: Tree, texts: tuple[Tensor, Tensor]
-    ) -> Predictor:
+    def classify(self, model: VLModel, p: Tree, texts: tuple[Tensor, Tensor]) -> Predictor:
         """Return ``x -> logits`` by the two sets of text features; by default by ``blend``."""
         text = self.blend(*texts)
         return lambda x: model.logits(self.image_features(model, p, x), text)

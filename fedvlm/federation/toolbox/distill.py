@@ -226,9 +226,7 @@ def _repeat(x: Tensor, n: int) -> Tensor:
     return x.unsqueeze(0).expand(n, *x.shape)
 
 
-def _terms(
-    p: Tree, predict: Predict, lessons: Lessons, index: Tensor, how: Distillation
-) -> Tensor:
+def _terms(p: Tree, predict: Predict, lessons: Lessons, index: Tensor, how: Distillation) -> Tensor:
     """Return the distances on clean, then on adversarial images: ``[2 len(index)]``."""
     x = torch.cat([lessons.clean[index], lessons.adversarial[index]])
     answers = torch.cat([lessons.on_clean[index], lessons.on_adversarial[index]])

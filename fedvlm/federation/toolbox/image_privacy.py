@@ -207,9 +207,7 @@ def sum_by_group(grads: Tree, groups: Tensor | None) -> Tree:
     same = groups[:, :, None] == groups[:, None, :]
     first = same.to(torch.uint8).argmax(2)  # [K, B]: the first image of each one's group
     at = torch.nn.functional.one_hot(first, groups.shape[1]).mT  # [K, place, image]
-    return {
-        n: (at.to(g.dtype) @ g.reshape(*g.shape[:2], -1)).view_as(g) for n, g in grads.items()
-    }
+    return {n: (at.to(g.dtype) @ g.reshape(*g.shape[:2], -1)).view_as(g) for n, g in grads.items()}
 
 
 def check_method(

@@ -72,9 +72,7 @@ def _shared(entries: Sequence[Mapping[str, Any]]) -> list[str]:
             and all(knob in space for space in spaces)]
 
 
-def _searched(
-    record: Mapping[str, Any], protocol: Sequence[str], shared: Sequence[str]
-) -> str:
+def _searched(record: Mapping[str, Any], protocol: Sequence[str], shared: Sequence[str]) -> str:
     """Return the caption of the second table."""
     plan = record["plan"]
     sets = ", ".join(str(dataset["label"]) for dataset in plan["datasets"])

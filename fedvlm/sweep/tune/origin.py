@@ -87,5 +87,4 @@ class Origins:
         if name not in self._sources:
             self._sources[name] = source_digest(name)
         lists, images = self._data[place]
-        return {"data": lists, "images": images, "backbone": digest,
-                "trainer": self._sources[name]}
+        return {"data": lists, "images": images, "backbone": digest, "trainer": self._sources[name]}

@@ -38,8 +38,7 @@ def report(tuned: Path, into: Path | None = None) -> None:
     record = read_tuned(tuned)
     records = TrialRecords(tuned.parent)
     if not records.lines:
-        complain(f"{records.path}: contains no run, so the budget used is unknown",
-                 prefix="note")
+        complain(f"{records.path}: contains no run, so the budget used is unknown", prefix="note")
     if records.damaged:
         complain(f"{records.path}: {records.damaged} line(s) are damaged and were ignored",
                  prefix="note")
