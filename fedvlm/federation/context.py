@@ -30,7 +30,7 @@ from fedvlm.federation.batches import Batch, Step
 from fedvlm.federation.groups import PERSONAL, SHARED
 from fedvlm.federation.local import sent
 from fedvlm.federation.local.cohort import Cohort
-from fedvlm.federation.local.effort import Trace, Work, steps_of, way_of
+from fedvlm.federation.local.effort import Trace, Work, way_of
 from fedvlm.federation.local.gradients import Grad, Loss, compute_gradient, sample_gradients
 from fedvlm.federation.local.kept import COUNT, keep_optimiser, resume_optimiser
 from fedvlm.federation.local.ledger import Flags, Means
@@ -221,7 +221,8 @@ class Context(Cohort):
             self._means = outer
         prefix = "" if tag == "w" else f"{tag}/"
         self.logs.update({prefix + name: value for name, value in means.items()})
-        return out, steps_of(trace, self.k), means, trace
+        steps = way_of(trace, self.k, lambda epoch: 1.0)
+        return out, steps, means, trace
 
     def fit(
         self, params: Tree, loss: Loss, *, train: Sequence[str] = (SHARED, PERSONAL),

@@ -191,8 +191,7 @@ class SiteSums:
     def _offer(self, frame: Frame) -> dict[str, str]:
         lock, key, own = (self._secret(kind, frame) for kind in ("lock", "mask", "own"))
         return {"lock": masks.public_of(lock).hex(), "mask": masks.public_of(key).hex(),
-                "mark": mark_of(own),
-                "who": masks.derive(self.secret, "who").hex()}
+                "mark": mark_of(own), "who": masks.derive(self.secret, "who").hex()}
 
     def _roster(self, frame: Frame) -> SumRoster:
         """Return the sites of an attempt; too few, or not this one once, are ``Refused``."""

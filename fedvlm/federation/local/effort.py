@@ -139,12 +139,6 @@ def samples_of(steps: int, slices: Sequence[Sequence[tuple[int, int]]]) -> int:
     return passes * sum(sizes) + sum(sizes[:rest])
 
 
-def steps_of(trace: Trace, k: int) -> Tensor:
-    """Return how many steps each of ``k`` clients took, ``[K]`` float64 on the CPU."""
-    counts = Counter(client for whose, _ in trace for client in whose)
-    return torch.tensor([counts[i] for i in range(k)], dtype=torch.float64)
-
-
 def way_of(trace: Trace, k: int, rate: Callable[[int], float]) -> Tensor:
     """Return the sum of the rates of each client's steps, ``[K]`` float64 on the CPU."""
     counts = [Counter[int]() for _ in range(k)]
