@@ -104,16 +104,13 @@ class Registry(Generic[T]):
 
         def add(obj: T) -> T:
             key = name or obj.__name__  # type: ignore[attr-defined]
-            taken = self._find(key)
+            taken = _spelled(key, self._table)
             if taken is not None and not force:
                 raise KeyError(f"{self.kind} '{key}' is already registered as '{taken}'")
             self._table[taken or key] = obj
             return obj
 
         return add
-
-    def _find(self, name: str) -> str | None:
-        return _spelled(name, self._table)
 
     def get(self, name: str) -> T:
         """Return the object called ``name``.
@@ -128,7 +125,7 @@ class Registry(Generic[T]):
         return sorted(self._table)
 
     def __contains__(self, name: str) -> bool:
-        return self._find(name) is not None
+        return _spelled(name, self._table) is not None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.registered_names())
