@@ -127,8 +127,7 @@ def json_plain(value: Any) -> Any:
 
 
 def identity_plain(value: Any) -> Any:
-    """Return ``json_plain(value)`` with NaN and infinities spelt out, so that strict JSON holds "
-        "it."""
+    """Return ``json_plain(value)`` with NaN and infinities spelt out, as strict JSON wants."""
     value = json_plain(value)
     if isinstance(value, dict):
         return {key: identity_plain(item) for key, item in value.items()}

@@ -143,7 +143,7 @@ def show_pack(path: Path) -> None:
         DataError: it is none, or damaged.
     """
     if path.is_dir():
-        raise DataError(f"--show {path}is a folder; give a pack file, *{PACK_SUFFIX}")
+        raise DataError(f"--show {path} is a folder; give a pack file, *{PACK_SUFFIX}")
     pack = open_pack(path)
     about = pack.about
     rows: Mapping[str, str] = {
