@@ -152,6 +152,9 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "start-up: 0.1 s of verbs that show no spread over clients": ("numpy",),
         "start-up: 0.1 s of tables without intervals": ("scipy.special",),
     },
+    "fedvlm/core/threads.py": {
+        "optional: not on Windows": ("resource",),
+    },
     "fedvlm/data/builtin/sets.py": {
         "start-up: scikit-learn, for Digits only": ("sklearn.datasets",),
     },

@@ -35,8 +35,9 @@ from fedvlm.federation.local.images import Absent
 from fedvlm.federation.rounds import Federation, FedState
 from fedvlm.federation.server import Roster
 from fedvlm.job.build import check_model, make_plan, pick_device
-from fedvlm.job.engines.states import SITE, check_rows, take_workers_rows, whole_state
+from fedvlm.job.engines.states import SITE, check_rows, take_workers_rows
 from fedvlm.job.inputs import Inputs
+from fedvlm.job.record import whole_state
 from fedvlm.job.resolve import run_config
 from fedvlm.models.vlmodel import VLModel
 from fedvlm.runs.identity import read_manifest

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import resource
+import gc
 import sys
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
@@ -70,8 +70,10 @@ def keep_freed_memory(environ: Mapping[str, str]) -> int:
 def begin_peak() -> None:
     """Begin a new peak of resident memory, where the system can (Linux).
 
-    What freed tensors kept (``keep_freed_memory``) goes back first: it is not of what comes now.
+    What is garbage, and what freed tensors kept (``keep_freed_memory``), goes back first: it is not
+    of what comes now.
     """
+    gc.collect()
     with contextlib.suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
     with contextlib.suppress(OSError):
@@ -84,6 +86,8 @@ def peak_mib() -> float:
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) / 1024
+    import resource  # optional: no such module on Windows
+
     scale = 2**20 if sys.platform == "darwin" else 2**10
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / scale
 

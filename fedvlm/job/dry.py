@@ -33,10 +33,9 @@ from fedvlm.federation.server import Held, Measure, Row, only_numbers
 from fedvlm.federation.workplace import PersonalModels, TrainingStart
 from fedvlm.job.build import Built, build_run, complete_run, prepare_run
 from fedvlm.job.describe import header, peft_choice, run_path
-from fedvlm.job.engines.states import whole_state
 from fedvlm.job.images.packed import packs_of
 from fedvlm.job.inputs import Inputs
-from fedvlm.job.record import make_evaluator
+from fedvlm.job.record import make_evaluator, whole_state
 from fedvlm.job.request import Request
 from fedvlm.job.results import summary
 from fedvlm.job.sources import bank_words, check_bank, images_to_encode

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from yacs.config import CfgNode
 
 from fedvlm.console.log import LogFile
@@ -13,12 +14,20 @@ from fedvlm.console.rows import ClientRow, RoundRow
 from fedvlm.console.screen import Console
 from fedvlm.core import signals
 from fedvlm.core.errors import DivergedError
+from fedvlm.core.rows.store import move_state
 from fedvlm.core.stats import mean
 from fedvlm.evaluation import Evaluator, Panel, auto_interval, panel_of
 from fedvlm.evaluation.scores import DOMAIN
 from fedvlm.federation.aggregation.telltale import outlier_sentence
 from fedvlm.federation.reliability.unreliable import REFUSED, drop_kind
-from fedvlm.federation.rounds import Event, FedState, RoundFinished, RoundStarted
+from fedvlm.federation.rounds import (
+    Event,
+    FedState,
+    RoundFinished,
+    RoundStarted,
+    WholeState,
+    convert_format1,
+)
 from fedvlm.federation.trainer import Trainer
 from fedvlm.federation.workplace import PersonalModels
 from fedvlm.job.build import Built
@@ -26,6 +35,7 @@ from fedvlm.job.results.private import promises_privacy
 from fedvlm.job.similarity import has_similarity, upload_similarity
 from fedvlm.runs.bits import BITS
 from fedvlm.runs.folder import RunFolder
+from fedvlm.runs.state import SavedState
 
 OVERFLOW = 1e6  # a training loss above it says that nothing is learnt any more
 # Times the loss before training, of the last round; times that of guessing, of any round. Of 2,701
@@ -53,6 +63,12 @@ def make_panel(built: Built) -> Panel:
         federation.roster, cohort=int(cfg.TEST.COHORT), data_seed=int(cfg.DATA_SEED), every=every,
         alike=by_validation,
     )
+
+
+def whole_state(saved: SavedState, device: torch.device) -> WholeState:
+    """Return a saved state of format 1, on a device."""
+    return convert_format1(saved.round, move_state(saved.server, device),
+                           {c: move_state(s, device) for c, s in saved.clients.items()})
 
 
 def make_evaluator(built: Built, **options: Any) -> Evaluator:

@@ -73,7 +73,7 @@ class Jobs:
         return [note for note in self.notes if not note.startswith(_AUTO_NOTE)]
 
 
-def resolve(args: Namespace | Request, given: OwnData | None = None) -> Jobs:
+def resolve(args: Namespace | Request, *, given: OwnData | None = None) -> Jobs:
     """Read the config files that ``args`` names and merge them with its flags.
 
     Args:

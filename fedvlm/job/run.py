@@ -36,14 +36,13 @@ from fedvlm.evaluation.scores import CONFUSION, Right, take_right
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.rounds import FedState
 from fedvlm.federation.server import Measure
-from fedvlm.job.build import Built, Prepared, complete_run, prepare_run
+from fedvlm.job.build import Built, Prepared, complete_run, find_device, prepare_run
 from fedvlm.job.describe import header, partition_name, peft_choice, run_path
 from fedvlm.job.engines.base import ClientSide, client_side, refuse_unread
-from fedvlm.job.engines.states import whole_state
 from fedvlm.job.flags import parse
 from fedvlm.job.identity import identity_config, present_identity
 from fedvlm.job.inputs import Inputs
-from fedvlm.job.record import Recorder, check_explosion
+from fedvlm.job.record import Recorder, check_explosion, whole_state
 from fedvlm.job.request import Request, next_command
 from fedvlm.job.resolve import Job, resolve
 from fedvlm.job.results import Results, results_of, seed_table
@@ -131,9 +130,9 @@ def _run(
     """Build the run, open its folder, train it unless it is done; return results and folder."""
     began, cfg = time.perf_counter(), job.cfg
     begin_peak()
-    if torch.cuda.is_initialized():
-        for device in range(torch.cuda.device_count()):
-            torch.cuda.reset_peak_memory_stats(device)
+    device = find_device(cfg.DEVICE)
+    if device.type == "cuda" and torch.cuda.is_initialized():
+        torch.cuda.reset_peak_memory_stats(device)
     choice = peft_choice(cfg, job.origins)
     clients = client_side(cfg)
     clients.check(inputs)

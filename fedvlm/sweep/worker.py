@@ -56,7 +56,7 @@ class Outcome:
         code: exit code of the run; negative: the signal that killed its worker.
         sentence: what went wrong; empty for nothing.
         seconds: wall time of the attempt.
-        peak_mib: largest resident memory of the worker during it; None where unknown.
+        peak_mib: largest resident memory of the worker since its run began; None where unknown.
         answer: what another task than the main job returned.
     """
 

@@ -118,7 +118,7 @@ def _tensor(real: Any) -> Any:
 def _driver(patch: pytest.MonkeyPatch, cards: int, memory: int) -> None:
     """What ``torch.cuda`` tells and does."""
     for name, value in {
-        "is_available": True, "device_count": cards, "is_initialized": True, "_lazy_init": None,
+        "is_available": True, "device_count": cards, "_lazy_init": None,
         "current_device": 0, "memory_allocated": 0, "max_memory_allocated": 0,
         "synchronize": None, "set_rng_state": None, "manual_seed": None, "manual_seed_all": None,
         "mem_get_info": (memory, memory), "empty_cache": None,
@@ -130,6 +130,7 @@ def _driver(patch: pytest.MonkeyPatch, cards: int, memory: int) -> None:
     patch.setattr(torch.cuda, "get_rng_state", lambda *_: torch.get_rng_state())
     begun: list[bool] = []
     patch.setattr(torch.cuda, "init", lambda: begun.append(True))
+    patch.setattr(torch.cuda, "is_initialized", lambda: bool(begun))
 
     def reset(*_: object) -> None:  # which starts nothing itself where a card has a number
         if not begun:

@@ -22,7 +22,7 @@ from fedvlm.runs.cells import names_of, runs_below
 from fedvlm.runs.identity import whole_results
 from fedvlm.runs.names import RESULTS
 from fedvlm.runs.seal import sha256
-from fedvlm.runs.verify.check import DAMAGED, equal_seeds, inspect, one_digest_one_seed
+from fedvlm.runs.verify.check import DAMAGED, RunVerdict, equal_seeds, inspect, one_digest_one_seed
 
 EXAMPLES = (
     "fedvlm verify output",
@@ -82,10 +82,7 @@ def main(args: Namespace) -> int:
     if not names:
         raise DataError(f"no run below {', '.join(args.folders)}; give a run folder or OUTPUT_DIR")
     verdicts = [inspect(path) for path in names]
-    records = [(v, r) for v in verdicts
-               if (r := whole_results(read_json(v.path / RESULTS))) is not None]
-    doubles = one_digest_one_seed(
-        [(v.path, r["identity_digest"], r["protocol"]) for v, r in records])
+    doubles, twins = _compared(verdicts)
     chosen = _sample([v.path for v in verdicts if v.finished], args.sample)
     bad, replayed = 0, dict[Path, str]()
     for verdict in verdicts:
@@ -99,8 +96,7 @@ def main(args: Namespace) -> int:
         if rounds and verdict.path in chosen and not clauses:
             replayed[verdict.path] = _replayed(args, verdict.path, rounds)
             bad += replayed[verdict.path] != REPLAYED_EQUAL
-    for clause in equal_seeds(
-            [(v.path, r["protocol"], r["results"]) for v, r in records if v.finished]):
+    for clause in twins:
         for folder, name in places.items():
             clause = clause.replace(str(folder), str(name))
         complain(one_line(clause), prefix="note")
@@ -119,6 +115,18 @@ def _against(args: Namespace) -> int:
 
     say(*parting_lines([*args.folders, args.against]))
     return 0
+
+
+def _compared(verdicts: list[RunVerdict]) -> tuple[dict[Path, str], list[str]]:
+    """Return the runs whose identity another seed claims, too, and sentences on equal answers.
+
+    Of runs of several seeds with equal answers one may be a copy.
+    """
+    records = [(v, r) for v in verdicts
+               if (r := whole_results(read_json(v.path / RESULTS))) is not None]
+    return (
+        one_digest_one_seed([(v.path, r["identity_digest"], r["protocol"]) for v, r in records]),
+        equal_seeds([(v.path, r["protocol"], r["results"]) for v, r in records if v.finished]))
 
 
 def _sample(paths: list[Path], number: int) -> set[Path]:

@@ -10,12 +10,11 @@ from yacs.config import CfgNode
 
 from fedvlm.core.errors import ConfigError, DataError, FedvlmError
 from fedvlm.core.files import user_path
-from fedvlm.core.rows.store import AWAY, RowStore, move_state
+from fedvlm.core.rows.store import AWAY, RowStore
 from fedvlm.distributed.flower.place import FOLDER, read_place
 from fedvlm.distributed.store import LostState, SiteStore, new_letters
 from fedvlm.federation.plan import parse_sites
-from fedvlm.federation.rounds import Federation, FedState, WholeState, convert_format1
-from fedvlm.runs.state import SavedState
+from fedvlm.federation.rounds import Federation, FedState
 
 PLACE = "workers"  # in the run's folder
 SITE = "site"  # the form of a state that lies at a site
@@ -55,12 +54,6 @@ def site_rows(folder: Path, cfg: CfgNode, device: torch.device) -> dict[int, Sit
         return {}
     stores = {home: SiteStore(home, run, device) for home in homes if (home / run).is_dir()}
     return {c: stores[homes[at]] for c, at in enumerate(layout) if homes[at] in stores}
-
-
-def whole_state(saved: SavedState, device: torch.device) -> WholeState:
-    """Return a saved state of format 1, on a device."""
-    return convert_format1(saved.round, move_state(saved.server, device),
-                           {c: move_state(s, device) for c, s in saved.clients.items()})
 
 
 def stands_for_another(store: RowStore, versions: dict[int, int]) -> bool:

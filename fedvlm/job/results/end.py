@@ -13,7 +13,7 @@ import torch
 from yacs.config import CfgNode
 
 from fedvlm.config.build import flat
-from fedvlm.config.engines import of_parties
+from fedvlm.config.engines import LOCAL, of_parties
 from fedvlm.config.families import trained_words
 from fedvlm.console.log import Headline
 from fedvlm.console.rows import table_lines
@@ -166,7 +166,7 @@ def results_of(
         "seconds_this_session": seconds, "seconds_rounds": whole["seconds"],
         "bytes_up": whole["bytes_up"], "bytes_down": whole["bytes_down"], "totals": whole,
         "constant_passes": dict(built.model.constants),  # once a session, in no round's counters
-        "peak_mib": _peaks(built.model.device), "trainable": numel(built.federation.p0),
+        **_peaks(built), "trainable": numel(built.federation.p0),
         "notes": [*built.notes, *end],
     }
     said = protocol(built) | ({"privacy": spoken["words"]} if spoken else {})
@@ -180,12 +180,17 @@ def results_of(
     )
 
 
-def _peaks(device: torch.device) -> dict[str, float]:
-    """Return the most memory of this session, MiB: of the process, and of tensors on a GPU."""
-    peaks = {"resident": peak_mib()}
+def _peaks(built: Built) -> dict[str, dict[str, float]]:
+    """Return the most memory of this session, MiB: of the process, and of tensors on a GPU.
+
+    Nothing where clients are computed elsewhere: this process then says little of a run's need.
+    """
+    if built.cfg.FED.ENGINE != LOCAL:
+        return {}
+    device, peaks = built.model.device, {"resident": round(peak_mib(), 1)}
     if device.type == "cuda":
-        peaks["gpu"] = torch.cuda.max_memory_allocated(device) / 2**20
-    return {name: round(peak, 1) for name, peak in peaks.items()}
+        peaks["gpu"] = round(torch.cuda.max_memory_allocated(device) / 2**20, 1)
+    return {"peak_mib": peaks}
 
 
 def _judged(references: References | None, last: Row) -> tuple[References | None, list[str]]:

@@ -264,7 +264,8 @@ def metric_value(entry: RunFacts, name: str) -> float | None:
     if name == "trainable":
         return as_float(run.info.get(name))
     if name in PEAKS:
-        return as_float((run.info.get("peak_mib") or {}).get(name.partition(".")[2]))
+        peaks = run.info.get("peak_mib")
+        return as_float(peaks.get(name.partition(".")[2])) if isinstance(peaks, Mapping) else None
     if name in RATIOS:
         return _ratio(entry, name)
     if name in QUARTILES or name in TOP:

@@ -136,10 +136,11 @@ def test_memory_of_runs_that_say_it(tmp_path: Path):
     write_seeds(tmp_path, "A", [50.0, 52.0], info={"peak_mib": {"resident": 700.4, "gpu": 80.0}})
     write_seeds(tmp_path, "B", [50.0, 52.0], info={"peak_mib": {"resident": 300.6}})
     write_seeds(tmp_path, "C", [50.0, 52.0])
+    write_seeds(tmp_path, "D", [50.0, 52.0], info={"peak_mib": 700.4})  # of a careless hand
     found = table(tmp_path, cols=("metric",), metrics=("memory", "gpu_memory"))
     assert found.columns == ("peak_mib.resident (MiB)", "peak_mib.gpu (MiB)")
     assert [[c.mean for c in line] for line in found.cells] == [
-        [700.4, 80.0], [300.6, None], [None, None]]
+        [700.4, 80.0], [300.6, None], [None, None], [None, None]]
 
 
 def test_methods_as_columns_compete_within_a_row(tmp_path: Path):
