@@ -255,7 +255,7 @@ def read_like(text: str, file: Path) -> MapAdvice:
     verdict = _conclusion(gains, len(cells) - len(gains))
     return MapAdvice([
         *lines, f"Verdict: {verdict}",
-        "These are public sets, and runs gain less than the map says (README.md beside it); "
+        "These are public sets, and runs gain less than the map says (docs/results/map/README.md); "
         "your own images tell more: fedvlm advise --images FOLDER"], found, verdict)
 
 

@@ -22,16 +22,17 @@ WIDTH, SIDE = 10.0, 1.75  # inches
 LIMIT = 30.0  # points at which the colour is full
 GREY = "#ececec"
 WORDS = {"gain": "personal accuracy", "balanced_gain": "accuracy over all classes"}
-FIGURES = ("map", "map-balanced", "map-all")
+FIGURES = ("map", "map-balanced", "map-all", "map-all-narrow")  # the last for telephones
 Row = dict[str, Any]
 Shown = dict[tuple[int, int], tuple[float, str]]  # (clients, images) -> points, how to write it
 PLAIN, BRACKETS, STAR = "{}", "({})", "*"
 
 
 def draw_map(rows: Sequence[Row], folder: Path) -> None:
-    """Write ``map.png``, ``map-balanced.png`` and ``map-all.png``, each with its SVG."""
-    for name, figure in zip(FIGURES, (figure_of(rows, "gain"), figure_of(rows, "balanced_gain"),
-                                      figure_of_all(rows)), strict=True):
+    """Write each of ``FIGURES`` as PNG and SVG."""
+    drawn = (figure_of(rows, "gain"), figure_of(rows, "balanced_gain"), figure_of_all(rows),
+             figure_of_all(rows, narrow=True))
+    for name, figure in zip(FIGURES, drawn, strict=True):
         style.write_figure(folder, name, figure, None)
 
 
@@ -66,8 +67,11 @@ def figure_of(rows: Sequence[Row], metric: str) -> Figure:
     return figure
 
 
-def figure_of_all(rows: Sequence[Row]) -> Figure:
+def figure_of_all(rows: Sequence[Row], narrow: bool = False) -> Figure:
     """Return a panel for each skew: the mean gain of the whole sets, without shift.
+
+    Args:
+        narrow: one panel below the other.
 
     A star: not all of them have the cell. In brackets where not each of those that have it has a
     95 % interval on the same side of 0.
@@ -76,7 +80,8 @@ def figure_of_all(rows: Sequence[Row]) -> Figure:
     kept = [row for row in together(rows) if not row["shift"] and row["set"] in whole]
     seen = list(zip(kept, sides(kept), strict=True))
     with style.use_style():
-        figure, axes = style.panels(len(SKEWS) + 1, style.PAGE, SIDE)
+        figure, axes = style.panels(len(SKEWS) + 1, style.COLUMN if narrow else style.PAGE, SIDE,
+                                    1 if narrow else 0)
         for skew, each in zip(SKEWS, axes, strict=False):
             cells: dict[tuple[int, int], list[tuple[float, int]]] = {}
             for row, side in seen:

@@ -67,8 +67,8 @@ def words_of(rows: Sequence[Row], dealt: Sequence[Row] = ()) -> str:
 
     return "\n".join(filter(None, (
         _answer(some),
-        f"The map: linear heads, trained to the end, in {len(some)} combinations of data set, "
-        "clients, images a client, label skew and scanners: "
+        f"The map: linear heads, trained to the end, in {len(some)} cells, each one combination of "
+        "data set, clients, images a client, label skew and scanners: "
         f"{', '.join(f'{count} of {name}' for name, count in sets.items())}.",
         f"Together is better than alone by more than {POINTS:g} points in {better} of them, "
         f"worse in {worse or 'none'}, undecided or within {POINTS:g} points in "
@@ -90,42 +90,54 @@ def _answer(some: Sequence[Row]) -> str:
     """
     sided = list(zip(some, sides(some, least=POINTS), strict=True))
 
-    def counted(*held: Callable[[Row], bool]) -> tuple[int, str]:
-        here = [side for row, side in sided if all(true(row) for true in held)]
-        return len(here), f"{here.count(1)} of {len(here)}"
+    def counted(*held: Callable[[Row], bool]) -> list[int]:
+        return [side for row, side in sided if all(true(row) for true in held)]
 
-    alike = [side for row, side in sided if _alike(row) and row["images"] <= SCARCE]
+    alike = counted(_alike, lambda row: row["images"] <= SCARCE)
     share = alike.count(1) / len(alike) if alike else 0.0
-    which = f"{alike.count(1)} of {len(alike)} cases"
-    more, plenty = counted(_alike, lambda row: row["images"] > SCARCE)
-    rest = f", and in {plenty} with more" if more else ""
+    more = counted(_alike, lambda row: row["images"] > SCARCE)
+    rest = f", and in {_told(more)} with more" if more else ""
+    where = (f"better together by more than {POINTS:g} points in {_told(alike)} cells of the map "
+             f"with Dirichlet 0.3 or more alike and at most {SCARCE} images each{rest}")
     parts = [f"{'Yes' if share >= SURE else 'Mostly yes'}, if at least {SEVERAL} clients share "
-             f"classes (Dirichlet 0.3 or more alike): linear heads trained to the end are better "
-             f"together by more than {POINTS:g} points in {which} of the map with at most {SCARCE} "
-             f"images each{rest}."
+             f"classes: linear heads trained to the end are {where}."
              if share > 0.5 else
-             f"Together is better in {which} of at least {SEVERAL} clients that share classes and "
-             f"have at most {SCARCE} images each{rest}."]
-    def two(row: Row) -> bool:
-        return bool(row["clients"] == 2)
-
-    def own(row: Row) -> bool:
-        return bool(row["skew"] == TWO)
-
-    for who, some_of in (
-            ("two clients", (
-                ("with all classes evenly", counted(two, lambda row: row["skew"] == EVEN)),
-                ("else", counted(two, lambda row: row["skew"] != EVEN)))),
-            ("two classes at each client", (
-                (f"from {MANY} clients on", counted(own, lambda row: row["clients"] >= MANY)),
-                ("below", counted(own, lambda row: row["clients"] < MANY))))):
-        words = [f"in {told} {which}" for which, (count, told) in some_of if count]
+             f"It depends: {SEVERAL} or more clients that share classes are {where}."]
+    parts += _weakest([(row, side) for row, side in sided if _alike(row)])
+    for who, of, some_of in (
+            ("two clients", lambda row: row["clients"] == 2, (
+                ("with all classes evenly", lambda row: row["skew"] == EVEN),
+                ("with Dirichlet 1", lambda row: row["skew"] == "1"),
+                ("else", lambda row: row["skew"] not in (EVEN, "1")))),
+            ("two classes at each client", lambda row: row["skew"] == TWO, (
+                (f"from {MANY} clients on", lambda row: row["clients"] >= MANY),
+                ("below", lambda row: row["clients"] < MANY))),
+            ("Dirichlet 0.1", lambda row: row["skew"] == "0.1", (
+                (f"from {SEVERAL} clients on", lambda row: row["clients"] >= SEVERAL),))):
+        words = [f"{_told(here)} {which}" + f" (worse in {here.count(-1)})" * (-1 in here)
+                 for which, held in some_of if (here := counted(of, held))]
         if words:
             parts.append(f"With {who}: {', '.join(words)}.")
-    mixed, few = counted(lambda row: row["skew"] == "0.1" and row["clients"] >= SEVERAL)
-    if mixed:
-        parts.append(f"Between (Dirichlet 0.1, at least {SEVERAL} clients): in {few}.")
     return " ".join(parts)
+
+
+def _told(seen: Sequence[int]) -> str:
+    """Return in how many cells together is better, of how many."""
+    return f"{seen.count(1)} of {len(seen)}"
+
+
+def _weakest(sided: Sequence[tuple[Row, int]]) -> list[str]:
+    """Name the clients, scanners and skew with the fewest cells that gain, if fewer than half."""
+    groups: dict[tuple[int, bool, str], list[int]] = {}
+    for row, side in sided:
+        groups.setdefault((row["clients"], row["shift"], row["skew"]), []).append(side)
+    low = [(seen.count(1) / len(seen), key) for key, seen in groups.items()
+           if len(seen) >= SEVERAL]
+    share, (clients, shift, skew) = min(low, default=(1.0, (0, False, "")))
+    if share >= 0.5:
+        return []
+    return [f"Fewest with {clients} clients{', a scanner each' * bool(shift)}, "
+            f"{skew_words(skew)}: {_told(groups[clients, shift, skew])}."]
 
 
 def _alike(row: Row) -> bool:

@@ -19,6 +19,7 @@ from fedvlm.report.figures import style
 from fedvlm.report.tables.papers import dataset_name
 
 CELLS = ("map-heads", "map-prompts", "map-towers")  # plans of the twelve cells
+SHARES = "AFL plus class shares"  # a baseline of each run, in a row of its own
 LINE = 0.2  # inches for a method
 LIMIT = 30.0  # points at which the colour is full
 
@@ -37,13 +38,18 @@ def gains(
 
 
 def draw_methods(plans: Sequence[MapPlan], rows: Sequence[Row], into: Path) -> None:
-    """Write ``methods.png``: methods that have runs by cells, a panel for each set."""
-    found = gains(rows)
+    """Write ``methods.png``: methods that have runs by cells, a panel for each set.
+
+    Above them is AFL plus class shares, as the runs of heads have it beside them.
+    """
+    shares = [row | {"method": SHARES, "personal": row["prior"]} for row in rows
+              if row["plan"] == CELLS[0] and row["prior"] is not None]
+    found = gains([*rows, *shares])
     seeds = Counter((r["set"], r["case"], r["method"]) for r in rows if r["plan"] in CELLS)
     some = [plan for plan in plans if plan.name in CELLS]
     there = {method for _, _, method in found}
     methods = [label for plan in some for m in plan.methods if (label := m["label"]) in there]
-    methods = list(dict.fromkeys(methods))
+    methods = list(dict.fromkeys([*([SHARES] if shares else []), *methods]))
     planned = [(name, case) for plan in some for name, case, _, _ in plan.planned()]
     sets = list(dict.fromkeys(name for name, _ in planned))
     cases = list(dict.fromkeys(case for _, case in planned))
@@ -66,7 +72,7 @@ def draw_methods(plans: Sequence[MapPlan], rows: Sequence[Row], into: Path) -> N
             few = [(x, y) for y, method in enumerate(methods) for x, case in enumerate(cases)
                    if seeds[name, case, method] == 1]
             if few:
-                each.plot([x + 0.36 for x, _ in few], [y - 0.3 for _, y in few], ".",
+                each.plot([x + 0.36 for x, _ in few], [y + 0.34 for _, y in few], ".",
                           color=style.FAINT, markeredgecolor="white", markeredgewidth=0.4)
             each.set_title(dataset_name(names.get(name, name)))
             each.set_xticks(range(len(cases)), [cell_words(case)[1] for case in cases])

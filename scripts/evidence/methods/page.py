@@ -67,7 +67,7 @@ def _counts(
     cells = [row for row in rows if row["plan"] in CELLS]
     methods = {row["method"] for row in cells}
     missing = sum(len(p.planned()) for p in plans) - len(rows)
-    return (f"{len(cells)} runs of {len(methods)} methods in twelve cells of two data sets "
+    return (f"{len(cells)} runs of {len(methods)} methods in twelve cells of each of two data sets "
             f"({_seeds(cells)} each), {len(rows) - len(cells)} runs on further axes, and "
             f"{len(real)} runs of FedAvg and Ditto in a quarter of the cells of "
             f"{' and '.join(dict.fromkeys(dataset_name(r['set']) for r in real)) or 'no set'}. "
@@ -131,7 +131,7 @@ def _best(plans: Sequence[MapPlan], rows: Sequence[Row]) -> str:
     found = gains(rows)
     lines = ["| set | classes | clients x images | alone | best method | gain "
              f"| within {NEAR:g} point | clients that lose | without training "
-             "| kB in all rounds |",
+             "| kB that a client sends in all rounds |",
              "|---|---|---|---:|---|---:|---|---:|---:|---:|"]
     places = list(dict.fromkeys((name, case) for plan in plans if plan.name in CELLS
                                 for name, case, _, _ in plan.planned()))
@@ -153,8 +153,8 @@ def _best(plans: Sequence[MapPlan], rows: Sequence[Row]) -> str:
             f"{_points(fmean(prior) if prior else None)} | {_sent(some)} |")
     gaps = [gap for name, case in places for gap in [_beside_prior(name, case, found, rows)]
             if gap is not None]
-    words = (f"In {sum(gap <= 0 for gap in gaps)} of {len(gaps)} cells the best method does not "
-             "beat AFL plus class shares of its backbone; it is "
+    words = (f"In {sum(gap <= 0 for gap in gaps)} of {len(gaps)} cells the best method (AFL "
+             "included) does not beat AFL plus class shares of its backbone; it is "
              f"{fmean(gaps):+.1f} points from it in the mean.") if gaps else ""
     return "\n".join([*lines, "", words])
 
@@ -199,7 +199,7 @@ def _order(found: Mapping[tuple[str, str, str], float], rows: Sequence[Row]) -> 
     methods = list(dict.fromkeys(m for _, _, m in found))
     places = {m: {(s, c) for s, c, n in found if n == m} for m in methods}
     head = ["| method | cells | runs | personal gain | class-balanced gain | best in "
-            "| worst client | clients that lose | kB in all rounds |",
+            "| worst client | clients that lose | kB that a client sends in all rounds |",
             "|---|---:|---:|---:|---:|---:|---:|---:|---:|"]
     whole, fewer = list(head), list(head)
     balanced = gains(rows, "balanced")
@@ -296,14 +296,18 @@ def _first(
             f"over working alone in the mean of {_many(places, 'cell')}, at least as much as the "
             f"best trained method in {equal} of them. Of trained methods {best} gains most "
             f"({means[best]:+.1f}); heads that are trained longer, to the end, can gain more."
-            + (f" Where each of {_span(two)} clients has two classes, nothing gains a point in the "
-               f"mean of {_many(two, 'cell')}." if most < NEAR else "")]
+            + (f" With two classes each it gains {_by_size(two, prior)}; no method gains a "
+               f"point in the mean of {_many(two, 'such cell')}." if most < NEAR else "")]
 
 
-def _span(places: Sequence[tuple[str, str]]) -> str:
-    """Return how many clients cells have, from the fewest to the most."""
-    clients = sorted(int(case.split()[1].split("x")[0]) for _, case in places)
-    return " to ".join(map(str, dict.fromkeys((clients[0], clients[-1]))))
+def _by_size(
+    places: Sequence[tuple[str, str]], gained: Mapping[tuple[str, str], float]
+) -> str:
+    """Return the mean gain in cells of as many clients, the fewest first."""
+    by: dict[int, list[float]] = {}
+    for place in places:
+        by.setdefault(int(place[1].split()[1].split("x")[0]), []).append(gained[place])
+    return ", ".join(f"{fmean(by[k]):+.1f} with {k}" for k in sorted(by)) + " clients"
 
 
 def _uncertain(runs: Sequence[Row]) -> float | None:

@@ -152,21 +152,6 @@ def gains(standings: Sequence[Standing]) -> str:
     )
 
 
-def hurt(standings: Sequence[Standing]) -> str:
-    """Return how many clients do better alone."""
-    shares = [(value, one.short(m), one.lane)
-              for one in standings if one.alike for m, value in one.hurt.items()]
-    if not shares:
-        return ""
-    middle = statistics.median(value for value, _, _ in shares)
-    least, most = min(shares), max(shares)
-    return (
-        f"In the median entry {middle:.1f} % of the clients lose: the best baseline without "
-        f"collaboration has more right answers; minimum {least[0]:.1f} % ({least[1]}, {least[2]}), "
-        f"maximum {most[0]:.1f} % ({most[1]}, {most[2]})."
-    )
-
-
 def claims_counted(claims: Sequence[Answer], former: int = 0) -> str:
     """Return how many claims are decided, and how sure that is; '' of none.
 
@@ -177,9 +162,11 @@ def claims_counted(claims: Sequence[Answer], former: int = 0) -> str:
         return ""
     number = Counter(a.verdict for a in claims)
     seeds = sorted({a.difference.seeds for a in claims if a.difference})
+    firm = sum(a.firm for a in claims)
     return (
         f"Each method's card claims one thing. Of {len(claims)} claims {number[SUPPORTED]} hold on "
-        f"these data sets, {number[REFUTED]} do not, {number[UNDECIDED]} are undecided"
+        f"these data sets ({firm} with Holm's correction for all), {number[REFUTED]} do not, "
+        f"{number[UNDECIDED]} are undecided"
         + (f", with {' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))} seeds where we "
            f"ask for {SEEDS}" if seeds and seeds[0] < SEEDS else "") + "."
         + (f" {former} of their methods have other defaults today." if former else "")

@@ -16,6 +16,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from evidence.methods.figure import CELLS
 from evidence.results import headline, questions, work
 from evidence.results.claims import (
     NOT_RUN,
@@ -56,6 +57,7 @@ FIGURES, TABLES, SETTINGS = "figures", "tables", "settings"
 FIRST = "README.md"  # its place on the site
 PAGES = (FIRST, "should_we_federate.md", "with_what.md", "wins.md", "at_our_place.md",
          "what_we_take_home.md", "claims.md", "tuning.md", "tuned_values.md")
+NARROW = "map-all-narrow.png"  # the map for a telephone
 MAP = "map"  # folder of map.png, map.csv and perhaps words, made elsewhere; shown where it is
 COSTS = "dirichlet"  # the setting whose costs are shown
 HOME = ("A model for each client in the form its library reads, a table and figures for the "
@@ -208,7 +210,7 @@ def _facts(
         "commonest": {beta: questions.commonest(beta) for beta in (0.1, 0.3, 1.0)},
         "wide": questions.how_wide(cases),
         "many": max((c.of for c in first), default=0),
-        "words": [w for w in (headline.gains(standings), headline.hurt(standings)) if w],
+        "words": list(filter(None, [headline.gains(standings)])),
         "methods": questions.with_what(standings, len(untuned)),
         "place": questions.at_our_place(standings, sources.lanes, first),
         "ranges": other_ranges(sources.tuned, sources.cards),
@@ -245,7 +247,7 @@ def _map(into: Path) -> dict[str, Any]:
     there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     if not {"map.png", "map.csv"} <= there:
         return {"png": "", "words": (), "page": "", "methods": "", "cases": "", "best": (),
-                "cells": (), "drawn": ()}
+                "cells": (), "drawn": (), "scope": "", "ran": 0, "narrow": ""}
 
     def told(name: str) -> str:
         return (folder / name).read_text(encoding="utf-8").strip() if name in there else ""
@@ -254,12 +256,18 @@ def _map(into: Path) -> dict[str, Any]:
         return list(csv.DictReader(told(name).splitlines()))
 
     plain = "What federation gains, by clients, images of a client, skew and feature shift."
+    cells, drawn = rows("map.csv"), rows("methods.csv")
+    sizes = [int(row["clients"]) * int(row["images"]) for row in cells]
+    scope = (f"It rests on {len({row['set'] for row in cells})} public data sets, one small image "
+             f"tower and at most {max(sizes):,} images in all." if sizes else "")
     return {"png": next(name for name in ("map-all.png", "map.png") if name in there),
+            "narrow": NARROW if NARROW in there else "",
             "page": "map/README.md" if "README.md" in there else "",
             "methods": "map/methods.md" if "methods.md" in there else "",
             "words": (told("words.txt") or plain).splitlines(),
             "cases": told("cases.txt"), "best": told("methods.txt").splitlines(),
-            "cells": rows("map.csv"), "drawn": rows("methods.csv")}
+            "cells": cells, "drawn": drawn, "scope": scope,
+            "ran": len({(row["set"], row["case"]) for row in drawn if row["plan"] in CELLS})}
 
 
 def _costs(

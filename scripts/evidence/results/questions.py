@@ -30,6 +30,8 @@ from fedvlm.report.tables.papers import dataset_name
 from fedvlm.runs.finished import FinishedRun
 
 BALANCED, WORST = "personal_balanced", "personal_worst"
+SEVERAL = 5  # clients at least, of which what scanners change is told
+ALIKE = ("0.3", "1", "even")  # label skews of the map in which clients share classes
 NO_WINS = ("ablation", "unseen")  # settings about parts of a method, or other metrics
 FEWEST = 3  # methods of a matrix
 AFL, SHARES = "afl", "afl_prior"  # references of one round, without training
@@ -147,11 +149,27 @@ def federate(first: Sequence[Case]) -> list[str]:
     undecided = [c for c in first if c.sure == 0]
     odd = [c.lane for c in undecided if c.gain.apart]
     return list(filter(None, [
-        f"Significantly better in {_named(up)}.{_alike(up)}",
-        f"Significantly worse in {_named(down)}.{_alike(down)}",
-        f"Undecided in {len(undecided)}."
+        _shares_alone(first),
+        "The best trained and tuned method of a setting is significantly better than alone in "
+        f"{_named(up)}.{_alike(up)}",
+        f"It is significantly worse in {_named(down)}.{_alike(down)}",
+        f"It is undecided in {len(undecided)}."
         + (f" An interval without zero can be undecided ({', '.join(odd)}): significance is "
            "corrected for choosing the best of many." if odd else ""), untrained(first)]))
+
+
+def _shares_alone(first: Sequence[Case]) -> str:
+    """Say in how many settings AFL plus class shares is above working alone; '' of no run."""
+    have = [(c.lane, c.shares - c.alone) for c in first
+            if c.shares is not None and c.alone is not None]
+    if not have:
+        return ""
+    below = [f"{lane} ({points:+.1f})" for lane, points in have if points <= 0]
+    above = [points for _, points in have if points > 0]
+    return ("AFL plus each client's class shares, which trains nothing, is above working alone in "
+            f"{len(above)} of {len(have)} settings"
+            + (f" ({min(above):+.1f} to {max(above):+.1f} points)" if above else "")
+            + (f", not above it in {', '.join(below)}" if below else "") + ".")
 
 
 def beside(every: Sequence[Case], first: Sequence[Case]) -> list[str]:
@@ -247,8 +265,8 @@ def with_what(standings: Sequence[Standing], unranked: int) -> list[str]:
         "Among methods that train the same parameters, best or not clearly worse than the best "
         "(that says nothing of working alone): "
         + ", ".join(f"{name} in {wins[name]} of its {places[name]} comparisons" for name in most)
-        + "." + (f" Differences below about {median(seen):.1f} points cannot be seen with these "
-                 "runs." if seen else ""),
+        + "." + (f" In half of the comparisons a difference below {median(seen):.1f} points "
+                 "is likely missed." if seen else ""),
         "Some method is significantly better than the same parameters trained alone (LocalOnly) in "
         f"{len(above)} of the {len(with_local)} comparisons that have it."]
     if any("(ft)" in name for name in most):
@@ -292,17 +310,18 @@ def at_our_place(
             if not told:
                 continue
             ready += sum(map(_encoded_before, runs))
-            seconds += [(run.seconds, f"{bare(method)} in {lane.name}") for run in runs]
+            seconds += [run.seconds for run in runs]
             sent.append((mean(told) or 0.0, bare(method)))
             if (lane.name, method) in top:
                 best.append(sent[-1])
     if not sent:
         return ["No run of these settings sent anything."]
-    (least, _), (most, who) = min(seconds), max(seconds)
+    least, most = min(seconds), max(seconds)
     return [
-        f"A CPU is enough. {len(seconds):,} runs of methods that send, each of all clients, took "
-        f"{least:.1f} to {most:.0f} seconds ({who}) on one core with these small backbones, half "
-        f"of them at most {median(s for s, _ in seconds):.0f}; encoding the images, once, comes on "
+        "With the small backbones of these pages a CPU is enough. "
+        f"{len(seconds):,} runs of methods that send, each of all clients, took "
+        f"{least:.1f} to {most:.0f} seconds on one core, half "
+        f"of them at most {median(seconds):.0f}; encoding the images, once, comes on "
         "top.",
         f"A client sends and receives {_sent(sent)} in each round"
         + (f"; with the best method of a setting {_sent(best)}." if best else ".")
@@ -396,7 +415,8 @@ def _scanners(cells: Sequence[Mapping[str, str]]) -> str:
     keys = ("set", "clients", "images", "skew")
     at: dict[str, dict[tuple[str, ...], float]] = {}
     for row in cells:
-        if row["method"] == "together":
+        if row["method"] == "together" and int(row["clients"]) >= SEVERAL \
+                and row["skew"] in ALIKE:
             at.setdefault(row["shift"], {})[tuple(row[key] for key in keys)] = float(row["gain"])
     plain = at.pop("no", {})
     shifted = next(iter(at.values()), {})
@@ -404,9 +424,9 @@ def _scanners(cells: Sequence[Mapping[str, str]]) -> str:
     if not both:
         return ""
     before, after = (median(one[cell] for cell in both) for one in (plain, shifted))
-    return (f"With five simulated scanners (filters) together gains {after:+.1f} points in the "
-            f"median, {before:+.1f} with one for all ({len(both)} pairs of cells; "
-            "[map](map/README.md)).")
+    return (f"{SEVERAL} or more clients that share classes: {after:+.1f} points in the median with "
+            f"five simulated scanners (filters), {before:+.1f} with one for all ({len(both)} pairs "
+            "of cells; [map](map/README.md)).")
 
 
 def _disjoint(every: Sequence[Case]) -> str:
@@ -433,7 +453,7 @@ def _poor(drawn: Sequence[Mapping[str, str]], case: str = "poor beside rich") ->
     found = gains_on_map(drawn, case)
     best = max(found, key=lambda m: found[m], default="")
     parts = []
-    for who, words in (("poor", "the third with the fewest images"),
+    for who, words in (("poor", "the third with the fewest test images"),
                        ("rich", "the third with the most")):
         points = gains_on_map(drawn, case, who, f"{who}_alone")
         each = [float(row[who]) - float(row[f"{who}_alone"]) for row in drawn
@@ -529,5 +549,5 @@ def _percent(value: float | None) -> str:
 
 
 def _named(rows: Sequence[Case]) -> str:
-    names = ", ".join(f"{c.method} {c.gain.mean:+.1f} points in {c.lane}" for c in rows)
+    names = ", ".join(f"{c.method} {c.gain.mean:+.1f} points in {c.lane} ({c.title})" for c in rows)
     return f"{len(rows)}: {names}" if rows else "none"

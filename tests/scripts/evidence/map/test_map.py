@@ -277,23 +277,30 @@ def test_the_first_sentence_counts_clients_that_share_classes_and_have_few_image
                 for i, gain in enumerate(gains)]
 
     yes = cells(5, 25, "0.3", (9.0,) * 20)
-    others = [*cells(2, 5, EVEN, (9.0, 0.0)), *cells(2, 5, "0.1", (1.0,)),
+    others = [*cells(2, 5, EVEN, (9.0, 0.0)), *cells(2, 5, "0.1", (-3.0,)),
               *cells(10, 50, EVEN, (0.0,)), *cells(5, 5, TWO, (0.0,)),
               *cells(10, 5, "0.1", (0.0,)), *cells(20, 5, TWO, (9.0, -9.0))]
     first = words_of([*yes, *others]).splitlines()[0]
     assert first == (
-        "Yes, if at least 5 clients share classes (Dirichlet 0.3 or more alike): linear heads "
-        "trained to the end are better together by more than 2 points in 20 of 20 cases of the "
-        "map with at most 25 images each, and in 0 of 1 with more. With two "
-        "clients: in 1 of 2 with all classes evenly, in 0 of 1 else. With two classes at each "
-        "client: in 1 of 2 from 20 clients on, in 0 of 1 below. Between (Dirichlet 0.1, at least "
-        "5 clients): in 0 of 1.")
+        "Yes, if at least 5 clients share classes: linear heads trained to the end are better "
+        "together by more than 2 points in 20 of 20 cells of the map with Dirichlet 0.3 or more "
+        "alike and at most 25 images each, and in 0 of 1 with more. With two clients: 1 of 2 with "
+        "all classes evenly, 0 of 1 else (worse in 1). With two classes at each client: 1 of 2 "
+        "from 20 clients on (worse in 1), 0 of 1 below. With Dirichlet 0.1: 0 of 1 from 5 clients "
+        "on.")
     less = words_of([*yes, *cells(5, 10, "1", (0.0, 1.0))])
-    assert less.startswith("Mostly yes, if") and "in 20 of 22 cases" in less
-    assert words_of(cells(5, 10, "1", (9.0, 0.0))).startswith("Together is better in 1 of 2 cases")
+    assert less.startswith("Mostly yes, if") and "in 20 of 22 cells" in less
+    assert words_of(cells(5, 10, "1", (9.0, 0.0))).startswith(
+        "It depends: 5 or more clients that share classes are better together by more than 2 "
+        "points in 1 of 2 cells")
     counts = words_of([*yes, *others]).splitlines()[2]
     assert counts == ("Together is better than alone by more than 2 points in 22 of them, worse in "
-                      "1, undecided or within 2 points in 5.")
+                      "2, undecided or within 2 points in 4.")
+    scanners = [one | {"shift": True} for one in cells(5, 10, "0.3", (0.0, 0.0, 0.0, 9.0, 9.0))]
+    assert "Fewest with 5 clients, a scanner each, Dirichlet 0.3: 2 of 5. With two clients" in \
+        words_of([*yes, *scanners, *others])
+    one = words_of([*yes, *cells(2, 10, "1", (9.0,))]).splitlines()[0]
+    assert one.endswith("25 images each. With two clients: 1 of 1 with Dirichlet 1.")
 
 
 def test_the_mean_figure_has_the_sets_with_nearly_all_cells_only() -> None:

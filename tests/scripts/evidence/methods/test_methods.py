@@ -142,8 +142,8 @@ def test_page_names_the_best_and_what_is_missing(tmp_path: Path) -> None:
     assert methods_page.words_of(lost).startswith("These cells"), "nobody starts with a loss"
     own = [one | {"case": "two 10x10", "personal": 60.5, "prior": 60.9} for one in rows[:2]]
     assert methods_page.words_of(own).splitlines()[0].endswith(
-        "Where each of 10 clients has two classes, nothing gains a point in the mean of 1 "
-        "cell.")
+        "With two classes each it gains +0.9 with 10 clients; no method gains a point in the "
+        "mean of 1 such cell.")
     noisy = [one | {"seed": s, "personal": one["personal"] + s * sign}
              for one, sign in zip(rows[:2], (1, -1), strict=True) for s in (1, 2, 3)]
     half = 4.303 * (2 * 4 / 2 / 3) ** 0.5  # t of 2, variance of +-1, 0 about the mean, 3 seeds
@@ -195,7 +195,7 @@ def test_bytes_are_those_of_all_rounds_that_a_method_needs() -> None:
     rows = [row("map-heads", "0.3 10x10", method, value, bytes=sent) for method, value, sent in (
         ("AFL", 70.0, 2_138_112.0), ("Ditto", 80.0, 151_552.0))]
     page = methods_page.page_of(read_plans(PLANS), rows, [])
-    assert "kB in all rounds" in page and "a round |" not in page
+    assert "kB that a client sends in all rounds" in page and "a round |" not in page
     assert any(line.startswith("| AFL | 1 |") and line.endswith("| 2,138 |")
                for line in page.splitlines())
     assert any(line.startswith("| Ditto | 1 |") and line.endswith("| 3,031 |")
