@@ -93,6 +93,9 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "start-up: NumPy, 0.15 s": ("fedvlm.cli.results._pairs",),
         "start-up: PyTorch, 2 s": ("fedvlm.api.replay",),
     },
+    "fedvlm/advise/gather.py": {
+        "start-up: for a simulated text tower only": ("fedvlm.job.images.texts",),
+    },
     "fedvlm/cli/run/advise.py": {
         "start-up: for the map only": ("fedvlm.advise.like",),
         "start-up: NumPy, 0.15 s": ("fedvlm.job.resolve",),
@@ -291,6 +294,7 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "fedvlm/job/build.py": {
         "start-up: for class weights only": ("fedvlm.federation.local.balance",),
         "start-up: for captions only": ("fedvlm.job.images.texts",),
+        "start-up: for a simulated text tower only": ("fedvlm.job.images.texts",),
         "start-up: for images without a label only": ("fedvlm.job.images.unlabelled",),
         "start-up: on a GPU only": ("fedvlm.models.device",),
         "start-up: runs with attackers only": ("fedvlm.evaluation.backdoor",),

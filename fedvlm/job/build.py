@@ -398,10 +398,7 @@ def prepare_run(
         sets=data.label_sets is not None,
     )
     check_targets(cfg, trainer, data, model)
-    loader = ImageLoader(
-        data.samples, backbone.transform_spec, views_of(cfg), int(cfg.DATA_SEED),
-        crop_scale=tuple(cfg.INPUT.RRCROP_SCALE), records=data.records,
-    )
+    loader = _loader_of(cfg, data, backbone)
     check_packs(trainer, model, loader, cfg.FED.PLAIN)
     train, test = pixel_sources(loader, torch.from_numpy(data.labels.copy()))
     sizes = [len(c.train) for c in splits] if known is None else known.train.tolist()
@@ -445,6 +442,19 @@ def prepare_run(
         make_budget(cfg, plan, batcher), proxy, loader, identity,
         [*_marks(cfg, loader, trainer, start.p0), *said, *proxy_notes],
     )
+
+
+def _loader_of(cfg: CfgNode, data: FederatedData, backbone: Backbone) -> ImageLoader:
+    """Return the loader of a run's images, refused where they made its texts."""
+    loader = ImageLoader(
+        data.samples, backbone.transform_spec, views_of(cfg), int(cfg.DATA_SEED),
+        crop_scale=tuple(cfg.INPUT.RRCROP_SCALE), records=data.records,
+    )
+    if backbone.text_images:
+        from fedvlm.job.images import texts  # start-up: for a simulated text tower only
+
+        texts.check_simulated(cfg, loader, backbone)
+    return loader
 
 
 def _as_trained(

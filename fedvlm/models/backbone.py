@@ -43,6 +43,7 @@ class Backbone:
     encoder: Any = None  # of transformers, as text tower (``encoders.EncoderBackbone``)
     lack: FedvlmError | None = None  # why there is no text tower, where a build has one
     notes: tuple[str, ...] = ()  # remarks for log and results
+    text_images: frozenset[str] = frozenset()  # made a simulated text tower, by content key
 
     def __init__(
         self,

@@ -15,6 +15,7 @@ from fedvlm.core.errors import ConfigError
 from fedvlm.core.progress import Progress
 from fedvlm.data.datum import refuse_targets
 from fedvlm.data.federated import FederatedData
+from fedvlm.data.images import ImageLoader
 from fedvlm.federation.peft_trainer import PeftTrainer
 from fedvlm.federation.toolbox.contrast import SOFTMAX
 from fedvlm.federation.toolbox.retrieval import STREAM
@@ -60,6 +61,25 @@ def check_text_tower(backbone: Backbone) -> None:
         raise ConfigError(
             f"backbone '{backbone.name}' has no text tower, and captions (DATASET.CAPTIONS) need "
             "one: choose a CLIP backbone")
+
+
+def check_simulated(cfg: CfgNode, loader: ImageLoader, backbone: Backbone) -> None:
+    """Refuse what a simulated text tower cannot be asked: its own images, and other names.
+
+    Raises:
+        ConfigError: an image of the run made the tower, or new classes or sets are tested.
+    """
+    if cfg.DATASET.SUBSAMPLE_CLASSES != "all" or cfg.TEST.TARGETS:
+        raise ConfigError(
+            f"backbone '{backbone.name}' has a simulated text tower, which was fitted to the names "
+            "of all classes, so new classes and other data sets say nothing: use "
+            "--subsample-classes all and no --targets")
+    keys = (loader.content_key(i) for i in range(len(loader)))
+    made = sum(key in backbone.text_images for key in keys)
+    if made:
+        raise ConfigError(
+            f"{made} images of this run made the texts of backbone '{backbone.name}', which a run "
+            "may not use again: leave the validation images out with DATASET.VAL_SHOTS 0")
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,11 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean, fold
+from fedvlm.core.spelling import SIMULATED, is_simulated
 
 TINY = "tiny"
 LOCAL_DIR = "local-dir:"
+SIMULATED_KEY = "simulated_text"  # of its config: content keys of the images that made the texts
 # CoOp's MODEL.BACKBONE.NAME -> the open_clip build with the same activation.
 COOP_NAMES = {
     "RN50": "RN50-quickgelu",
@@ -63,6 +65,22 @@ def open_clip_name(name: str) -> str:
         f"CoOp's {', '.join(COOP_NAMES)}, an open_clip name, '{LOCAL_DIR}<folder>', "
         "'hf-hub:<owner>/<model>' in the local cache, 'timm:<name>' or 'torchvision:<name>')"
     )
+
+
+def images_of_texts(config: dict[str, Any], folder: Path) -> frozenset[str]:
+    """Return the content keys of the images that made a folder's text tower; of others none.
+
+    Raises:
+        DataError: the folder's name does not say whether the tower is simulated.
+    """
+    keys = config.get(SIMULATED_KEY)
+    if (keys is not None) != is_simulated(folder):
+        raise DataError(
+            f"'{folder}' has a simulated text tower: call the folder {SIMULATED} again, or "
+            f"{SIMULATED}-SOMETHING, so that its results can be recognised" if keys is not None
+            else f"'{folder}' is called {SIMULATED} and has no simulated text tower: rename it, or "
+            "make it with scripts/simulate_text.py")
+    return frozenset(map(str, keys or ()))
 
 
 def looks_like_openai(path: Path) -> bool:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.core.spelling import NOT_RANKED
 from fedvlm.report.collect import collect
 from fedvlm.report.compare.text import (
     Comparison,
@@ -153,6 +154,8 @@ def compare_seeds(a: Sequence[Side], b: Sequence[Side]) -> Comparison:
         "clients, so the differences include the data's" if other else
         f"{len(pairs)} pairs of runs, each with the same data and partition on both sides"
     )
+    notes += [NOT_RANKED] * any(
+        side.run is not None and side.run.simulated for side in (*a, *b))
     notes += [*varying, *(note for side in (*a, *b) for note in side.notes)]
     runs = [f"{x}: {', '.join(dict.fromkeys(side.name for side in group))}, {len(group)} run"
             f"{'s' if len(group) > 1 else ''}, the first in {group[0].path}"

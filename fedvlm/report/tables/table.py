@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedvlm.core.errors import ConfigError
+from fedvlm.core.spelling import NOT_RANKED
 from fedvlm.report.collect import Collected
 from fedvlm.report.tables.apart import share_runs
 from fedvlm.report.tables.beside import columns_beside, difference_columns, difference_rows
@@ -216,7 +217,10 @@ def _of_metrics(
     sets = [at for at, column in enumerate(columns) if column not in
             (AVERAGE, H_OF_AVERAGES, MEAN_OF_H)]
     references += [False] * (len(columns) - len(references))
-    lines, apart = _marked(lines, columns, spec, references)
+    if any(e.run.simulated for e in entries):
+        apart = [NOT_RANKED]
+    else:
+        lines, apart = _marked(lines, columns, spec, references)
     lines, beaten = beaten_by(lines, columns, entries, places, axes)
     extra = _extra(everyone, spec, axes, names)
     lines = order_table(lines, spec.order, averaged == "cols")

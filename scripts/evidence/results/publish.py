@@ -19,7 +19,7 @@ from evidence.results.distance import distance
 from evidence.results.page import Sources, write_page
 from evidence.results.plans import read_lanes
 from evidence.results.search import search_of
-from evidence.results.take import take
+from evidence.results.take import refuse_simulated, take
 from evidence.results.tuning import Search
 from fedvlm.cli.results._papers import papers_of
 from fedvlm.console.parser import Parser, whole_number
@@ -102,6 +102,7 @@ def main(args: Namespace) -> int:
         raise DataError(f"{cells} holds no pack of runs (*{ENDING}); give --from OUTPUT with runs")
     lanes = read_lanes(packs, plans)
     every = [run for lane in lanes for run in lane.runs]
+    refuse_simulated(every)
     tuned = _sealed(into / TUNED)
     claims = _claims()
     papers = papers_of(every) | {

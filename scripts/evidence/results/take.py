@@ -12,6 +12,7 @@ from pathlib import Path
 from fedvlm.cli import main as cli
 from fedvlm.core import files
 from fedvlm.core.errors import DataError
+from fedvlm.core.spelling import NOT_RANKED
 from fedvlm.core.stats import mean
 from fedvlm.report.collect import collect
 from fedvlm.report.tables.papers import dataset_name
@@ -43,11 +44,19 @@ def take(packs: Sequence[str], into: Path, sample: int, places: Mapping[str, str
         if code:
             raise DataError(f"--take {word}: not taken, since a run is damaged or its replay did "
                             "not give its numbers (above)")
+        refuse_simulated(collect([path]).runs)
     folder = into / TAKEN
     folder.mkdir(parents=True, exist_ok=True)
     for word in packs:
         files.write_bytes(folder / Path(word).name, Path(word).read_bytes())
     files.write_text(into / PAGE, page_of(sorted(folder.glob(f"*{ENDING}")), sample))
+
+
+def refuse_simulated(runs: Sequence[FinishedRun]) -> None:
+    """Refuse runs on a simulated text tower, of which no page may rank or claim (``DataError``)."""
+    for run in runs:
+        if run.simulated:
+            raise DataError(f"{run.path}: {NOT_RANKED}; take it out of the runs to publish")
 
 
 def page_of(packs: Sequence[Path], sample: int) -> str:

@@ -239,8 +239,9 @@ def test_the_first_page_says_how_sure_the_claims_are() -> None:
              Answer("D", claim, UNDECIDED, up)]
     assert claims_counted([]) == "" and claims_counted(every, 2) == (
         "Each method's card claims one thing. Of 3 claims 2 hold on these data sets (0 with "
-        "Holm's correction for all), 0 do not, 1 are undecided, with 3 seeds where we ask for 10. 2 of their methods have other defaults "
-        "today. Of the methods with a claim on personal accuracy 1 of 1 with LocalOnly of the same "
+        "Holm's correction for all), 0 do not, 1 are undecided, with 3 seeds where we ask for 10. "
+        "2 of their methods have other defaults today. Of the methods with a claim on personal "
+        "accuracy 1 of 1 with LocalOnly of the same "
         "parameters beside them are significantly above it, and 0 of 2 with a baseline alone are "
         "significantly above it.")
     words = sure([], {"wanted": 9, "cells": 9, "missing": 0, "tuned": 4, "unranked": 3})

@@ -224,8 +224,8 @@ def test_a_reader_finds_a_case() -> None:
     for row in rich:
         row.update(poor="70", poor_alone="30", rich="80", rich_alone="65")
     assert own_cases([], [], [], rich)[0][1].endswith(
-        " With FedAvg the third with the fewest test images +40.0 (2 draws: +40.0 to +40.0), the third "
-        "with the most +15.0 (2 draws: +15.0 to +15.0).")
+        " With FedAvg the third with the fewest test images +40.0 (2 draws: +40.0 to +40.0), the "
+        "third with the most +15.0 (2 draws: +15.0 to +15.0).")
     assert gains_on_map([*rich, *drawn("poor beside rich", Half=90.0)[:1]], "poor beside rich"
                         ).keys() == {"FedAvg", "Ditto", "FedAS"}, "who lacks a set is left out"
 
