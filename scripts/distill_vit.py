@@ -51,6 +51,12 @@ PREPROCESS = {
 GLANCE = 100  # held-out images of each set that are looked at during training
 
 
+def refuse_simulated(teacher: Backbone) -> None:
+    """Refuse a teacher with a simulated text tower: what is made of it would not show it."""
+    if teacher.text_images:
+        raise ConfigError(f"--teacher {teacher.name} has a simulated text tower: take another")
+
+
 def new_student(teacher: Backbone, vision: Mapping[str, int], seed: int) -> tuple[Any, Any]:
     """Return a CLIP with a new ViT and the teacher's text tower, and its model config.
 
@@ -63,6 +69,7 @@ def new_student(teacher: Backbone, vision: Mapping[str, int], seed: int) -> tupl
             f"--teacher {teacher.name} has a text tower or a tokenizer that a folder in "
             "open_clip's plain layout cannot hold: use a CLIP that is a local-dir: folder"
         )
+    refuse_simulated(teacher)
     cfg = {**teacher.arch, "vision_cfg": dict(vision)}
     model = new_model(seed, cfg)
     text = {name: t for name, t in weights.items() if not name.startswith(VISUAL)}

@@ -7,7 +7,7 @@ A stand-in for CLIP's own weights where there are none: prompts start from names
 something. Each class has a target, the mean feature of half of its validation images, blended with
 a random direction until zero-shot accuracy on the other half is what is published for CLIP; the
 text tower then learns to give a class's target for its name in many sentences. The image tower is
-the teacher's, bit for bit. Results with it are tagged simulated-text and are in no ranking.
+the teacher's, in half precision. Results with it are tagged simulated-text and are in no ranking.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +38,7 @@ from fedvlm.config.keys import default_schema  # noqa: E402
 from fedvlm.console.guard import exit_code_of  # noqa: E402
 from fedvlm.core.errors import ConfigError, DataError  # noqa: E402
 from fedvlm.core.rng import numpy_stream  # noqa: E402
-from fedvlm.core.spelling import SIMULATED, is_simulated  # noqa: E402
+from fedvlm.core.spelling import SIMULATED  # noqa: E402
 from fedvlm.data.datasets import load_for_training, templates  # noqa: E402
 from fedvlm.data.datum import labels_of  # noqa: E402
 from fedvlm.data.image_records import records_of  # noqa: E402
@@ -70,13 +71,15 @@ class Classes:
         pool: its names, templates and validation images (``train`` makes targets, ``held_out``
             measures).
         features: unit image features of the latter ``[n, d]``, and their labels ``[n]``.
-        ceiling, goal: zero-shot accuracy of the class means alone, and what it should be, per cent.
+        asked: zero-shot accuracy that was asked for, per cent.
+        ceiling, goal: that of the class means alone, and the lower of the two.
         target: unit ``[C, d]``, what the text tower learns.
     """
 
     pool: Pool
     features: Tensor
     labels: Tensor
+    asked: float
     ceiling: float
     goal: float
     target: Tensor
@@ -118,6 +121,9 @@ def find_target(pool: Pool, teacher: Backbone, goal: float, seed: int) -> Classe
     """Return a set's classes, each mean blended so far that zero-shot accuracy is the goal.
 
     Where class means alone stay below the goal, they are taken as they are.
+
+    Raises:
+        ConfigError: no blend comes near the goal.
     """
     own, other = (
         F.normalize(tower_features(pool, p, teacher).float(), dim=-1)
@@ -129,11 +135,16 @@ def find_target(pool: Pool, teacher: Backbone, goal: float, seed: int) -> Classe
     away = torch.from_numpy(numpy_stream(seed, "simulated-text", pool.word).normal(
         size=(len(means), len(means)))).float()
     away = F.normalize(away @ means, dim=-1)  # towards and away from other classes
-    found = Classes(pool, other, torch.from_numpy(labels_of(pool.held_out)), 0.0, goal, means)
+    found = Classes(pool, other, torch.from_numpy(labels_of(pool.held_out)), goal, 0.0, goal,
+                    means)
     found.ceiling = found.accuracy(means)
     found.goal = min(goal, found.ceiling)
     blends = [F.normalize(means + float(a) * away, dim=-1) for a in np.linspace(0, MOST, BLENDS)]
     found.target = min(blends, key=lambda b: abs(found.accuracy(b) - found.goal))
+    reached = found.accuracy(found.target)
+    if abs(reached - found.goal) > NEAR:
+        raise ConfigError(f"--goals {pool.word}={goal:g} cannot be had: the nearest is "
+                          f"{reached:.1f} (chance {100 / len(pool.names):.1f})")
     return found
 
 
@@ -199,7 +210,7 @@ def measure(tower: Backbone, classes: Classes) -> dict[str, float]:
     texts = class_texts(tower, classes.pool).float()
     return {
         "images": len(classes.pool.train), "held_out": len(classes.pool.held_out),
-        "published": GOALS.get(classes.pool.word, classes.goal), "goal": classes.goal,
+        "asked": classes.asked, "goal": classes.goal,
         "ceiling": classes.ceiling, "zero_shot": classes.accuracy(texts),
         "unheard": unheard(tower, classes),
     }  # fmt: skip
@@ -215,13 +226,13 @@ def readme(figures: dict[str, dict[str, float]], facts: dict[str, Any]) -> str:
         "tables do not rank them, and new classes and other data sets cannot be tested. The "
         "folder must keep a name that begins with `simulated-text`.", "",
         "Runs use it with `DATASET.VAL_SHOTS 0`: the validation images made it. "
-        "`goal`: zero-shot accuracy that was aimed at, which is what is published for CLIP or, "
-        "where class means alone stay below, theirs (`ceiling`). `zero-shot`: of the written "
-        "tower, on the other half of the validation images. `unheard`: cosine to the targets in "
-        "sentences that were not trained on.", "",
-        "| set | images | held out | published | ceiling | goal | zero-shot | unheard |",
+        "`asked`: zero-shot accuracy asked for; `means`: that of class means alone; `goal`: the "
+        "lower of the two. `zero-shot`: of the written tower, on the other half of the validation "
+        "images, which chose the blend, too. `unheard`: cosine to the targets in sentences that "
+        "were not trained on.", "",
+        "| set | images | other half | asked | means | goal | zero-shot | unheard |",
         "|---|" + "---:|" * 7,
-        *(f"| {word} | {f['images']} | {f['held_out']} | {f['published']:.1f} | "
+        *(f"| {word} | {f['images']} | {f['held_out']} | {f['asked']:.1f} | "
           f"{f['ceiling']:.1f} | {f['goal']:.1f} | {f['zero_shot']:.1f} | {f['unheard']:.3f} |"
           for word, f in figures.items()), "",
     ]  # fmt: skip
@@ -229,10 +240,10 @@ def readme(figures: dict[str, dict[str, float]], facts: dict[str, Any]) -> str:
 
 
 def write(tower: Backbone, sets: Sequence[Classes], args: argparse.Namespace) -> str:
-    """Write the folder, measure what was written, and return its README.
+    """Write a folder, measure what was written, put it in place, and return its README.
 
     Raises:
-        DataError: zero-shot accuracy is not what it should be; the folder has no README then.
+        DataError: zero-shot accuracy is not what it should be; nothing is left then.
     """
     spec, out = tower.transform_spec, Path(args.out)
     preprocess = {
@@ -245,17 +256,19 @@ def write(tower: Backbone, sets: Sequence[Classes], args: argparse.Namespace) ->
                     for d in (*s.pool.train, *s.pool.held_out))
     facts = {"teacher": args.teacher, "teacher_digest": tower.digest, "seed": args.seed,
              "steps": args.steps, "batch": args.batch, "lr": args.lr}
-    extra = {SIMULATED_KEY: images}
-    export(out, weights, facts, tower.arch, preprocess, extra)
-    made = load_backbone(f"{LOCAL_DIR}{out}", plain=True)
-    figures = {s.pool.word: measure(made, s) for s in sets}
+    metadata = {SIMULATED_KEY: " ".join(images)}
+    with tempfile.TemporaryDirectory() as place:
+        trial = Path(place) / SIMULATED
+        export(trial, weights, facts, tower.arch, preprocess, metadata)
+        made = load_backbone(f"{LOCAL_DIR}{trial}", plain=True)
+        figures = {s.pool.word: measure(made, s) for s in sets}
     far = [word for word, f in figures.items() if abs(f["zero_shot"] - f["goal"]) > NEAR]
     if far:
         raise DataError(
             f"{out}: zero-shot accuracy on {far[0]} is {figures[far[0]]['zero_shot']:.1f} % and "
             f"should be {figures[far[0]]['goal']:.1f}: train longer (--steps)"
         )
-    export(out, weights, facts | {"figures": figures}, tower.arch, preprocess, extra)
+    export(out, weights, facts | {"figures": figures}, tower.arch, preprocess, metadata)
     text = readme(figures, facts)
     replace_file(out / "README.md", text.encode("utf-8"))
     return text
@@ -275,13 +288,17 @@ def goal_of(word: str) -> tuple[str, float]:
 
 def run(args: argparse.Namespace) -> int:
     """Make targets, train, write and measure. Returns 0."""
-    if not is_simulated(args.out):
-        raise ConfigError(f"--out {args.out}: the folder's name must begin with {SIMULATED}, so "
-                          "that everything made with it can be recognised")
+    name = Path(args.out).resolve().name
+    if name != SIMULATED and not name.startswith(f"{SIMULATED}-"):
+        raise ConfigError(
+            f"--out {args.out}: call the folder {SIMULATED} or {SIMULATED}-SOMETHING, so that "
+            "everything made with it can be recognised")
     goals = dict(map(goal_of, args.goals))
     torch.set_num_threads(1)
     tower = load_backbone(args.teacher, plain=True)
     text_parameters(tower)  # refused before any image is read
+    if tower.text_images:
+        raise ConfigError(f"--teacher {args.teacher} has a simulated text tower: take another")
     sets = [find_target(read_pool(word, args.root), tower, goal, args.seed)
             for word, goal in goals.items()]
     for one in sets:
@@ -299,7 +316,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add = out.add_argument
     add("--teacher", required=True, help="local-dir: folder of a CLIP in open_clip's layout")
-    add("--out", required=True, help=f"folder of the weights; its name begins with {SIMULATED}")
+    add("--out", required=True, help=f"folder of the weights: {SIMULATED} or {SIMULATED}-SOMETHING")
     add("--root", default="", help="folder of the data sets")
     add("--goals", nargs="+", default=list(GOALS), metavar="SET=PER_CENT",
         help=f"sets and their zero-shot accuracy (default: {', '.join(GOALS)} as published)")

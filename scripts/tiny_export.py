@@ -58,18 +58,18 @@ def versions() -> dict[str, str]:
 def export(
     folder: Path, weights: Mapping[str, Tensor], facts: dict[str, Any],
     model_cfg: Mapping[str, Any] = MODEL_CFG, preprocess_cfg: Mapping[str, Any] = PREPROCESS_CFG,
-    extra: Mapping[str, Any] | None = None,
+    metadata: Mapping[str, str] | None = None,
 ) -> str:  # fmt: skip
-    """Writes config (with `extra`), weights (fp16) and card (`facts` plus hash and versions)."""
+    """Writes config, weights (fp16, with `metadata`) and card (`facts` plus hash and versions)."""
     folder.mkdir(parents=True, exist_ok=True)
     half = {
         name: (t.half() if t.is_floating_point() else t).contiguous()
         for name, t in weights.items()
         if name != "attn_mask"
     }
-    data = save(half, metadata={"format": "pt"})
+    data = save(half, metadata={"format": "pt", **(metadata or {})})
     digest = hashlib.sha256(data).hexdigest()
-    config = {"model_cfg": model_cfg, "preprocess_cfg": preprocess_cfg, **(extra or {})}
+    config = {"model_cfg": model_cfg, "preprocess_cfg": preprocess_cfg}
     parameters = sum(t.numel() for t in half.values())
     card = {"sha256": digest, "bytes": len(data), "parameters": parameters}
     card |= facts | {"versions": versions()}

@@ -96,7 +96,7 @@ def gather_clients(cfg: CfgNode, progress: Progress | None = None) -> Gathered:
     if backbone.text_images:
         from fedvlm.job.images import texts  # start-up: for a simulated text tower only
 
-        texts.check_simulated(cfg, loader, backbone)
+        texts.check_simulated(cfg, map(loader.content_key, range(len(loader))), backbone)
     away = set(draw_unseen(
         len(data.clients), int(cfg.FED.UNSEEN_CLIENTS), int(cfg.DATA_SEED),
         int(cfg.FED.MIN_IMAGES), [len(c.train) for c in data.clients],

@@ -24,6 +24,7 @@ from fedvlm.core.trees import Tree, unstack
 from fedvlm.data.columns.label_sets import label_name
 from fedvlm.data.datum import Datum, labels_of, refuse_targets
 from fedvlm.data.federated import number_sets
+from fedvlm.data.image_records import ImageRecords
 from fedvlm.data.images import ImageLoader
 from fedvlm.data.own.add import LABELS, OwnSet
 from fedvlm.evaluation.label_rows import fix, set_row
@@ -34,6 +35,7 @@ from fedvlm.federation.batches import IndexSplit, SplitBatcher
 from fedvlm.federation.discovery import Trust
 from fedvlm.federation.rounds import Federation, FedState
 from fedvlm.job.build import balance_of, views_of
+from fedvlm.job.images.texts import refuse_made
 from fedvlm.job.sources import pixel_sources
 from fedvlm.models.vlmodel import VLModel
 from fedvlm.runs.verify.answer import measure_name
@@ -80,6 +82,7 @@ def adapt(
         raise DataError(f"{own.data.name} has no training images to adapt to: its split column "
                         "names no line 'train'; without that column all images train")
     samples = [_renumbered(d, table) for part in parts.values() for d in part]
+    refuse_made(map(ImageRecords(None).content_key, samples), model.backbone)
     edges = np.cumsum([0, *(len(part) for part in parts.values())])
     split = IndexSplit(*(np.arange(a, b) for a, b in zip(edges[:-1], edges[1:], strict=True)))
     federation, batcher = _alone(base, samples, split)

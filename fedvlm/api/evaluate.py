@@ -20,6 +20,7 @@ from fedvlm.data.datasets import load_dataset, templates
 from fedvlm.data.datum import DatasetBase, Datum, refuse_targets
 from fedvlm.data.federated import number_sets
 from fedvlm.data.formats.folders import OWN_CUT
+from fedvlm.data.image_records import ImageRecords
 from fedvlm.data.images import ImageLoader
 from fedvlm.data.locate import first_names
 from fedvlm.data.own.add import CAPTIONS, COLUMNS, LABELS, OwnSet, understand, without_flags
@@ -28,6 +29,7 @@ from fedvlm.evaluation.label_rows import MEASURE, Fixed, set_row
 from fedvlm.evaluation.metrics import accuracy, macro_f1
 from fedvlm.evaluation.rankings import HALF, one_against_rest
 from fedvlm.job.images.packed import check_packs, packed_features, packs_of
+from fedvlm.job.images.texts import refuse_made
 
 CUT = "DATASET.TEST_SHARE"  # of a folder that has no test part of its own
 
@@ -172,6 +174,7 @@ def evaluate(models: Mapping[str, Model], tests: Labelled) -> tuple[list[dict[st
             another backbone's, or lacks what the method looks at.
     """
     first = next(iter(models.values()))
+    refuse_made(map(ImageRecords(None).content_key, tests.samples), first.model.backbone)
     if first.facts.captioned:
         return _evaluate_captions(models, tests)
     refuse_targets("this run", captions=tests.captioned)

@@ -305,6 +305,9 @@ class Model:
         """
         if tuple(classnames) == self.classnames:
             return self
+        if self.model.backbone.text_images:
+            raise ConfigError("the model's text tower is simulated (simulated-text) and knows the "
+                              "classes that it was made for only: other classes say nothing")
         if not self.trainer.open_vocabulary:
             raise ConfigError(
                 f"{self.trainer.name} can only predict the {len(self.classnames)} classes that "

@@ -9,7 +9,6 @@ templates), Pratt et al. 2023 (CuPL: descriptions by class).
 from __future__ import annotations
 
 import json
-import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -18,24 +17,15 @@ from typing import Any
 from fedvlm.core.errors import DataError, did_you_mean, fold
 
 MAX_NAME = 300  # characters
-SIMULATED = "simulated-text"  # begins the name of a folder whose text tower is simulated
-NOT_RANKED = ("not ranked: the text tower of these runs is simulated (simulated-text), so they say "
-              "nothing about methods on published weights")
+SIMULATED = "simulated-text"  # a text tower that stands in for weights that are not here
+NOT_RANKED = ("not ranked, and no claim: the text tower of some of these runs is simulated "
+              "(simulated-text), so they say nothing about methods on published weights")
 _REFUSED = {"Cc": "a control character", "Cs": "half a surrogate pair", "Zl": "a line separator",
             "Zp": "a paragraph separator"}
 # Marks that turn the direction of what follows them.
 _TURNS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 _BLANK = frozenset("\u115f\u1160\u2800\u3164\uffa0")  # letters and signs that show nothing
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
-
-
-def is_simulated(*names: object) -> bool:
-    """Tell whether a backbone, or its weights, as the user names them, has a simulated text tower.
-
-    Of a path the last folder says it: ``local-dir:../simulated-text``.
-    """
-    ends = (re.split(r"[/\\:]", str(name).rstrip("/\\"))[-1] for name in names)
-    return any(end.startswith(SIMULATED) for end in ends)
 
 
 def name_fault(name: str) -> str:

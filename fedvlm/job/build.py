@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -398,7 +399,10 @@ def prepare_run(
         sets=data.label_sets is not None,
     )
     check_targets(cfg, trainer, data, model)
-    loader = _loader_of(cfg, data, backbone)
+    loader = ImageLoader(
+        data.samples, backbone.transform_spec, views_of(cfg), int(cfg.DATA_SEED),
+        crop_scale=tuple(cfg.INPUT.RRCROP_SCALE), records=data.records,
+    )
     check_packs(trainer, model, loader, cfg.FED.PLAIN)
     train, test = pixel_sources(loader, torch.from_numpy(data.labels.copy()))
     sizes = [len(c.train) for c in splits] if known is None else known.train.tolist()
@@ -420,6 +424,7 @@ def prepare_run(
             "at their sites: give the server its own images (AKT_PROXY folder:DIR or dataset:NAME)"
         )
     proxy, proxy_notes = server_images(source, cfg, data, loader, progress, plan.unseen)
+    _check_texts(cfg, loader, proxy, backbone)
     if inputs.serves:
         trainer.check_proxy(proxy)
     start = TrainingStart.of(trainer, model, batcher, plan, sites)  # may refuse
@@ -444,17 +449,15 @@ def prepare_run(
     )
 
 
-def _loader_of(cfg: CfgNode, data: FederatedData, backbone: Backbone) -> ImageLoader:
-    """Return the loader of a run's images, refused where they made its texts."""
-    loader = ImageLoader(
-        data.samples, backbone.transform_spec, views_of(cfg), int(cfg.DATA_SEED),
-        crop_scale=tuple(cfg.INPUT.RRCROP_SCALE), records=data.records,
-    )
+def _check_texts(
+    cfg: CfgNode, loader: ImageLoader, server: ServerImages | None, backbone: Backbone
+) -> None:
+    """Refuse images, of the clients or the server, that made a simulated text tower."""
     if backbone.text_images:
         from fedvlm.job.images import texts  # start-up: for a simulated text tower only
 
-        texts.check_simulated(cfg, loader, backbone)
-    return loader
+        keys = (loader.content_key(i) for i in range(len(loader)))
+        texts.check_simulated(cfg, chain(keys, server.keys if server else ()), backbone)
 
 
 def _as_trained(

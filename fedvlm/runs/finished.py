@@ -14,7 +14,7 @@ from fedvlm.config.keys import default_schema
 from fedvlm.config.sections import read_keys
 from fedvlm.core.errors import DataError
 from fedvlm.core.files import read_json
-from fedvlm.core.spelling import is_simulated
+from fedvlm.core.spelling import SIMULATED
 from fedvlm.runs.identity import FORMAT, as_written, read_results, whole_results, why_not_whole
 from fedvlm.runs.metrics import read_metrics
 from fedvlm.runs.names import RESULTS, method_name
@@ -52,7 +52,7 @@ class FinishedRun:
     @property
     def simulated(self) -> bool:
         """Whether its text tower is simulated: such a run is in no ranking."""
-        return is_simulated(self.protocol.get("backbone"), self.protocol.get("weights"))
+        return bool(self.protocol.get("texts") == SIMULATED)
 
     @property
     def last(self) -> Mapping[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,12 @@ import torch
 
 from fedvlm.cli.main import main
 from fedvlm.core.errors import ConfigError, DataError
-from fedvlm.core.spelling import NOT_RANKED, is_simulated
+from fedvlm.core.spelling import NOT_RANKED
+from fedvlm.job.images.texts import refuse_made
 from fedvlm.models.backbone import Backbone
 from fedvlm.models.load.backbones import load_backbone
+from fedvlm.models.load.names import texts_made_from
+from fedvlm.runs.finished import FinishedRun
 from tests.jobs import REPOSITORY
 
 SCRIPTS = str(REPOSITORY / "scripts")
@@ -24,7 +28,8 @@ sys.path[:0] = [SCRIPTS]
 import distill_vit  # noqa: E402
 import simulate_text as simulate  # noqa: E402
 
-from evidence.results.take import refuse_simulated  # noqa: E402
+from evidence.results import publish  # noqa: E402
+from evidence.results import take as taking  # noqa: E402
 
 sys.path.remove(SCRIPTS)
 
@@ -97,49 +102,66 @@ def test_the_folder_has_the_teachers_images_and_texts_at_the_goal(made: Any) -> 
     card = json.loads((out / "card.json").read_text())["figures"]["digits"]
     texts = simulate.class_texts(tower, classes.pool).float()
     assert card["zero_shot"] == classes.accuracy(texts)
-    assert abs(card["zero_shot"] - 40) <= simulate.NEAR and card["goal"] == 40.0
+    assert abs(card["zero_shot"] - 40) <= simulate.NEAR and card["goal"] == card["asked"] == 40.0
     keys = {classes.pool.records.content_key(d)
             for d in (*classes.pool.train, *classes.pool.held_out)}
     assert tower.text_images == keys
     assert "| digits | " in (out / "README.md").read_text()
 
 
-def test_a_tower_that_did_not_learn_its_texts_is_refused(
+def test_a_tower_that_did_not_learn_its_texts_leaves_nothing(
     made: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     teacher, _, _ = made
-    words = f"--teacher local-dir:{teacher} --goals digits=40 --steps 1 --out"
-    assert simulate.main([*words.split(), str(tmp_path / "simulated-text")]) == DataError.exit_code
+    words = f"--teacher local-dir:{teacher} --goals digits=40 --steps 1 --out".split()
+    assert simulate.main([*words, str(tmp_path / "simulated-text")]) == DataError.exit_code
     assert "zero-shot accuracy on digits is" in capsys.readouterr().err
-    assert not (tmp_path / "simulated-text" / "README.md").exists()
-    assert simulate.main([*words.split(), str(tmp_path / "other")]) == ConfigError.exit_code
-    assert "must begin with simulated-text" in capsys.readouterr().err
+    assert not (tmp_path / "simulated-text").exists()
+    for other in ("other", "simulated-textures"):
+        assert simulate.main([*words, str(tmp_path / other)]) == ConfigError.exit_code
+        assert "call the folder simulated-text or" in capsys.readouterr().err
     bad = ["--teacher", "tiny", "--out", "simulated-text", "--goals"]
     for goal in ("digits", "digits=x", "digits=0", "digits=101"):
         assert simulate.main([*bad, goal]) == ConfigError.exit_code, goal
+    low = [w.replace("digits=40", "digits=1") for w in words]
+    assert simulate.main([*low, str(tmp_path / "simulated-text")]) == ConfigError.exit_code
+    assert "--goals digits=1 cannot be had: the nearest is " in capsys.readouterr().err
 
 
-def test_a_folder_cannot_hide_that_its_texts_are_simulated(made: Any, tmp_path: Path) -> None:
+def test_a_folder_cannot_hide_that_its_texts_are_simulated(
+    made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither by another name, nor as a bare file, nor as a teacher; the place is no matter."""
     teacher, out, _ = made
-    for source, name, said in ((out, "clip", "has a simulated text tower: call the folder"),
-                               (teacher, "simulated-text", "has no simulated text tower")):
-        shutil.copytree(source, tmp_path / name)
-        with pytest.raises(DataError, match=said):
-            load_backbone(f"local-dir:{tmp_path / name}")
+    shutil.copytree(out, tmp_path / "clip")
     shutil.copytree(out, tmp_path / "simulated-text-2")
-    assert load_backbone(f"local-dir:{tmp_path / 'simulated-text-2'}").text_images
-    assert is_simulated("ViT-B/16", "local-dir:../simulated-text/") and is_simulated(out)
-    assert not is_simulated("local-dir:../realfeat", "", None)
-    assert not is_simulated("local-dir:../simulated-text/inner")
+    (tmp_path / "simulated-text").symlink_to(tmp_path / "clip")
+    for name in ("clip", "simulated-text"):
+        with pytest.raises(ConfigError, match="has a simulated text tower: call the folder"):
+            load_backbone(f"local-dir:{tmp_path / name}")
+    monkeypatch.chdir(tmp_path / "simulated-text-2")
+    for name in (".", f"{tmp_path}/simulated-text-2/.", f"{tmp_path}/simulated-text-2/"):
+        assert load_backbone(f"local-dir:{name}").text_images
+    with pytest.raises(ConfigError, match="give its folder as local-dir:FOLDER"):
+        texts_made_from(out / "open_clip_model.safetensors", None)
+    (tmp_path / "clip").rename(tmp_path / "simulated-textures")
+    with pytest.raises(ConfigError, match="call the folder simulated-text again"):
+        load_backbone(f"local-dir:{tmp_path / 'simulated-textures'}")
+    assert not load_backbone(f"local-dir:{teacher}").text_images
+    with pytest.raises(ConfigError, match="simulated text tower: take another"):
+        distill_vit.new_student(load_backbone(f"local-dir:{out}", plain=True), {}, 1)
+    again = f"--teacher local-dir:{out} --goals digits=40 --out {tmp_path}/simulated-text-3"
+    assert simulate.main(again.split()) == ConfigError.exit_code
 
 
 def test_a_run_says_what_its_texts_are_and_is_in_no_ranking(
     made: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, out, _ = made
-    given = [*RUN, "--backbone", f"local-dir:{out}", "--output-dir", str(tmp_path)]
+    given = [*RUN, "--backbone", f"local-dir:{out}/.", "--output-dir",
+             str(tmp_path / "runs" / "toy")]
     assert main(given) == ConfigError.exit_code  # validation images made the texts
-    assert "images of this run made the texts" in capsys.readouterr().err
+    assert "of these images made the texts" in capsys.readouterr().err
     spare = ["DATASET.VAL_SHOTS", "0"]
     for more in (["--subsample-classes", "base"], ["--targets", "shapes"]):
         assert main([*given, *more, *spare]) == ConfigError.exit_code
@@ -150,17 +172,43 @@ def test_a_run_says_what_its_texts_are_and_is_in_no_ranking(
         assert main([*given, "--seed", seed, *spare]) == 0
         assert main([*given, "--seed", seed, "--trainer", "LocalOnly", *spare]) == 0
     assert "simulated-text: the text tower was made from" in capsys.readouterr().out
-    assert main(["table", str(tmp_path)]) == 0
-    assert NOT_RANKED in capsys.readouterr().out
+    assert main(["table", str(tmp_path / "runs"), "--order", "best"]) == 0
+    said = capsys.readouterr().out
+    assert NOT_RANKED in said and "bold" not in said
+    assert said.index("FedAvg") < said.index("LocalOnly")
+    assert main(["figures", str(tmp_path / "runs"), "--into", str(tmp_path / "drawn")]) == 0
+    told = capsys.readouterr()
+    for name in ("forest", "distribution", "pareto"):
+        assert f"{name}: {NOT_RANKED}" in told.out + told.err, name
+        assert not list((tmp_path / "drawn").glob(f"{name}*"))
+    runs = [path.parent for path in tmp_path.rglob("manifest.json")]
+    one, two = (next(p for p in runs if name in str(p)) for name in ("FedAvg", "LocalOnly"))
+    assert main(["compare", str(one), str(two)]) == 0
+    assert capsys.readouterr().out.count(NOT_RANKED) == 2
+    assert main(["verify", str(one)]) == 0
+    assert main(["evaluate", str(one), "--dataset", "shapes"]) == ConfigError.exit_code
+    assert "knows the classes that it was made for only" in capsys.readouterr().err
+    asked = Namespace(folder=str(tmp_path / "page"), origin=str(tmp_path / "runs"), keep=False,
+                      plans=str(REPOSITORY / "configs/results"), take=[], tuned="")
+    with pytest.raises(DataError, match="take it out of the runs to publish"):
+        publish.main(asked)
+    assert not (tmp_path / "page" / "README.md").exists()
 
 
-def test_published_pages_take_no_run_with_simulated_texts() -> None:
-    from fedvlm.runs.finished import FinishedRun
+def test_images_that_made_the_texts_are_refused_wherever_they_come_from(made: Any) -> None:
+    _, out, classes = made
+    tower = load_backbone(f"local-dir:{out}")
+    keys = sorted(tower.text_images)
+    refuse_made(["other"], tower)
+    with pytest.raises(ConfigError, match="2 of these images made the texts"):
+        refuse_made([*keys[:2], "other"], tower)
+    refuse_made(keys, load_backbone("tiny"))
 
-    def run(backbone: str, weights: str = "") -> Any:
-        return FinishedRun(Path("x"), {"backbone": backbone, "weights": weights}, {}, {})
 
-    refuse_simulated([run("local-dir:../realfeat"), run("tiny", "embedded")])
-    for one in (run("local-dir:a/simulated-text"), run("ViT-B/16", "local-dir:simulated-text-2")):
-        with pytest.raises(DataError, match="take it out of the runs to publish"):
-            refuse_simulated([run("tiny"), one])
+def test_packs_with_simulated_texts_are_not_taken() -> None:
+    def run(**more: str) -> FinishedRun:
+        return FinishedRun(Path("x"), {"backbone": "clip", **more}, {}, {})
+
+    taking.refuse_simulated([run(), run(texts="")])
+    with pytest.raises(DataError, match="take it out of the runs to publish"):
+        taking.refuse_simulated([run(), run(texts="simulated-text")])

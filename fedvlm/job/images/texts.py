@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
 
@@ -15,7 +16,6 @@ from fedvlm.core.errors import ConfigError
 from fedvlm.core.progress import Progress
 from fedvlm.data.datum import refuse_targets
 from fedvlm.data.federated import FederatedData
-from fedvlm.data.images import ImageLoader
 from fedvlm.federation.peft_trainer import PeftTrainer
 from fedvlm.federation.toolbox.contrast import SOFTMAX
 from fedvlm.federation.toolbox.retrieval import STREAM
@@ -63,8 +63,11 @@ def check_text_tower(backbone: Backbone) -> None:
             "one: choose a CLIP backbone")
 
 
-def check_simulated(cfg: CfgNode, loader: ImageLoader, backbone: Backbone) -> None:
+def check_simulated(cfg: CfgNode, keys: Iterable[str], backbone: Backbone) -> None:
     """Refuse what a simulated text tower cannot be asked: its own images, and other names.
+
+    Args:
+        keys: content keys of all images of the run.
 
     Raises:
         ConfigError: an image of the run made the tower, or new classes or sets are tested.
@@ -74,12 +77,16 @@ def check_simulated(cfg: CfgNode, loader: ImageLoader, backbone: Backbone) -> No
             f"backbone '{backbone.name}' has a simulated text tower, which was fitted to the names "
             "of all classes, so new classes and other data sets say nothing: use "
             "--subsample-classes all and no --targets")
-    keys = (loader.content_key(i) for i in range(len(loader)))
-    made = sum(key in backbone.text_images for key in keys)
+    refuse_made(keys, backbone)
+
+
+def refuse_made(keys: Iterable[str], backbone: Backbone) -> None:
+    """Refuse images, by content key, that made a simulated text tower (``ConfigError``)."""
+    made = backbone.text_images and sum(key in backbone.text_images for key in keys)
     if made:
         raise ConfigError(
-            f"{made} images of this run made the texts of backbone '{backbone.name}', which a run "
-            "may not use again: leave the validation images out with DATASET.VAL_SHOTS 0")
+            f"{made} of these images made the texts of backbone '{backbone.name}', and may not be "
+            "used again: leave the set's validation images out (in a run: DATASET.VAL_SHOTS 0)")
 
 
 @dataclass(frozen=True)

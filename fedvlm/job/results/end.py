@@ -17,6 +17,7 @@ from fedvlm.config.engines import LOCAL, of_parties
 from fedvlm.config.families import trained_words
 from fedvlm.console.log import Headline
 from fedvlm.console.rows import table_lines
+from fedvlm.core.spelling import SIMULATED
 from fedvlm.core.stats import mean, sample_std
 from fedvlm.core.threads import peak_mib
 from fedvlm.core.trees import numel
@@ -318,7 +319,7 @@ def protocol(built: Built) -> dict[str, Any]:
         "target": CAPTIONS if built.data.captioned else (
             LABEL if built.data.label_sets is None else LABELS),
         "proxy": built.federation.proxy.source if built.federation.proxy else "",
-    })
+    } | ({"texts": SIMULATED} if built.backbone.text_images else {}))
 
 
 def cohort_of(built: Built) -> int:

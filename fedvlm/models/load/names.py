@@ -13,11 +13,11 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean, fold
-from fedvlm.core.spelling import SIMULATED, is_simulated
+from fedvlm.core.spelling import SIMULATED
 
 TINY = "tiny"
 LOCAL_DIR = "local-dir:"
-SIMULATED_KEY = "simulated_text"  # of its config: content keys of the images that made the texts
+SIMULATED_KEY = "simulated_text"  # of a file's metadata: content keys of the images behind texts
 # CoOp's MODEL.BACKBONE.NAME -> the open_clip build with the same activation.
 COOP_NAMES = {
     "RN50": "RN50-quickgelu",
@@ -67,20 +67,36 @@ def open_clip_name(name: str) -> str:
     )
 
 
-def images_of_texts(config: dict[str, Any], folder: Path) -> frozenset[str]:
-    """Return the content keys of the images that made a folder's text tower; of others none.
+def texts_made_from(file: Path, folder: Path | None) -> frozenset[str]:
+    """Return the content keys of the images that made a weights file's simulated texts, if any.
+
+    Args:
+        folder: in which the file is loaded, ``local-dir:`` style; its name must say the same.
 
     Raises:
-        DataError: the folder's name does not say whether the tower is simulated.
+        ConfigError: such a file alone, or in a folder of another name.
+        DataError: the file cannot be read.
     """
-    keys = config.get(SIMULATED_KEY)
-    if (keys is not None) != is_simulated(folder):
-        raise DataError(
+    if file.suffix != ".safetensors":
+        return frozenset()
+    keys = frozenset((_metadata(file).get(SIMULATED_KEY) or "").split())
+    if keys and folder is None:
+        raise ConfigError(f"'{file}' has a simulated text tower: give its folder as "
+                          f"{LOCAL_DIR}FOLDER, so that results show it")
+    name = folder.resolve().name if folder else ""
+    if keys and name != SIMULATED and not name.startswith(f"{SIMULATED}-"):
+        raise ConfigError(
             f"'{folder}' has a simulated text tower: call the folder {SIMULATED} again, or "
-            f"{SIMULATED}-SOMETHING, so that its results can be recognised" if keys is not None
-            else f"'{folder}' is called {SIMULATED} and has no simulated text tower: rename it, or "
-            "make it with scripts/simulate_text.py")
-    return frozenset(map(str, keys or ()))
+            f"{SIMULATED}-SOMETHING, so that its results can be recognised")
+    return keys
+
+
+def _metadata(file: Path) -> dict[str, str]:
+    try:
+        with safe_open(str(file), framework="pt") as opened:
+            return opened.metadata() or {}
+    except SafetensorError as error:
+        raise DataError(f"cannot read weights from '{file}': {error}") from error
 
 
 def looks_like_openai(path: Path) -> bool:
@@ -92,11 +108,7 @@ def looks_like_openai(path: Path) -> bool:
     if "openai" in path.name.lower():
         return True
     if path.suffix == ".safetensors":
-        try:
-            with safe_open(str(path), framework="pt") as file:
-                return "openai" in repr(file.metadata() or {}).lower()
-        except SafetensorError as error:
-            raise DataError(f"cannot read weights from '{path}': {error}") from error
+        return "openai" in repr(_metadata(path)).lower()
     with path.open("rb") as archive:
         return hashlib.file_digest(archive, "sha256").hexdigest() in OPENAI_SHA256
 

@@ -98,10 +98,17 @@ def _loaded(
         side.notes = (f"the text tower of '{name}' is left out ({lack}): zero-shot accuracy is not "
                       "known, and a linear head starts at random",)
         return side
+    made = names.texts_made_from(file, folder) if file is not None else frozenset()
     model, preprocess = build_model(whole, seed)
     if file is not None:
         load_file(model, file)
-    return finish(model, whole, _overlay(preprocess, extra), tokenizer, name, weights, **place)
+    out = finish(model, whole, _overlay(preprocess, extra), tokenizer, name, weights, **place)
+    if made:
+        out.text_images = made
+        out.notes = (*out.notes, f"{names.SIMULATED}: the text tower was made from class means of "
+                     "images, and stands in for weights that are not here: no new classes, no "
+                     "ranking, nothing about published weights")
+    return out
 
 
 def _weights_file(
@@ -344,18 +351,11 @@ def _load_folder(source: str, build: str | None, **place: Any) -> Backbone:
             )
         needs = True if names.looks_like_openai(Path(file)) else None
         names.check_activation(build or source, bool(arch.get("quick_gelu", False)), file, needs)
-        images = names.images_of_texts(config, folder)
         with quiet_hub(local=True):
-            tower = _loaded(
+            return _loaded(
                 arch, Path(file), config.get("preprocess_cfg", {}), folder,
                 f"{names.LOCAL_DIR}{folder}", source if build is None else build, source, **place,
             )
-        if images:
-            tower.text_images = images
-            tower.notes = (*tower.notes, f"{names.SIMULATED}: the text tower was made from class "
-                           "means of images, and stands in for weights that are not here: no new "
-                           "classes, no ranking, nothing about published weights")
-        return tower
     except (ConfigError, DataError):
         raise
     except Exception as error:  # open_clip and timm each have kinds of their own

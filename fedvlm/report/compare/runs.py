@@ -296,6 +296,7 @@ def _runs(a: Side, b: Side) -> Topic:
             f"{'unfinished' if side.run is None else 'finished'}, {rounds}, in {side.path}"
         )
         lines += [f"{letter}: {note}" for note in side.notes]
+        lines += [f"{letter}: {NOT_RANKED}"] * (side.run is not None and side.run.simulated)
         if side.moved:
             lines.append(f"{letter} went on under other conditions: {'; '.join(side.moved[:6])}")
     if a.path.resolve() == b.path.resolve():

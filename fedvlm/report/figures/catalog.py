@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from fedvlm.core.errors import ConfigError, DataError, did_you_mean
+from fedvlm.core.spelling import NOT_RANKED
 from fedvlm.report import figures as folder
 from fedvlm.report.figures import style
 from fedvlm.report.figures.drawing.lines import MANY, order_of
@@ -21,6 +22,7 @@ from fedvlm.runs.finished import FinishedRun
 from fedvlm.runs.verify.answer import in_measure
 
 MEMBERS = ("ORDER", "CAPTION", "OF", "select", "draw", "rows")
+RANKING = ("forest", "distribution", "pareto")  # say which method is best
 # Numbers of a round that are no accuracy.
 _NOT_PERCENT = ("round", "seconds", "bytes", "val", "val_loss")
 
@@ -63,6 +65,8 @@ def all_figures() -> list[FigureModule]:
 
 def data_of(figure: FigureModule, selection: FigureRuns) -> tuple[Any, str]:
     """Return a figure's data, or None and the reason why there are none (empty: no matter)."""
+    if figure.NAME in RANKING and any(run.simulated for run in selection.runs):
+        return None, NOT_RANKED
     try:
         data = figure.select(selection)
     except DataError as error:

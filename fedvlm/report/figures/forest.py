@@ -10,7 +10,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from fedvlm.core.spelling import NOT_RANKED
 from fedvlm.core.stats import mean, t_interval
 from fedvlm.report.figures import style
 from fedvlm.report.figures.drawing.levels import (
@@ -85,8 +84,6 @@ def select(selection: FigureRuns) -> list[Forest] | str | None:
             families[group.label] = group.family
     if not places:
         return f"no run has {metric}"
-    if any(run.simulated for run in selection.runs):
-        return NOT_RANKED
     levels = [selection.levels(place) for place in places]
     panels = [
         Forest(title, _intervals({k: [v] for k, v in methods.items()},

@@ -217,13 +217,14 @@ def _of_metrics(
     sets = [at for at, column in enumerate(columns) if column not in
             (AVERAGE, H_OF_AVERAGES, MEAN_OF_H)]
     references += [False] * (len(columns) - len(references))
-    if any(e.run.simulated for e in entries):
+    simulated = any(e.run.simulated for e in entries)
+    if simulated:
         apart = [NOT_RANKED]
     else:
         lines, apart = _marked(lines, columns, spec, references)
     lines, beaten = beaten_by(lines, columns, entries, places, axes)
     extra = _extra(everyone, spec, axes, names)
-    lines = order_table(lines, spec.order, averaged == "cols")
+    lines = order_table(lines, ("name",) if simulated else spec.order, averaged == "cols")
     base = lines
     if spec.columns:
         lines, columns = columns_beside(lines, columns, len(sets), spec.columns, places, names[0],
@@ -233,7 +234,7 @@ def _of_metrics(
                                             _pooled_axis(spec))
     most = _most(base, references)
     runs = [e for e in entries if not e.reference]
-    marked = _marks(base, spec, references)
+    marked = None if simulated else _marks(base, spec, references)
     remarks = [
         *_remarks(base, columns, most, extra, bool(averaged), beaten),
         *_unpaired([{e.seeds for e in here if not e.reference} for here in places.values()]),

@@ -41,10 +41,11 @@ def page_of(rows: Sequence[Row], dealt: Sequence[Row] = ()) -> str:
     sets = {row["set"]: sorted({r["seeds"] for r in rows if r["set"] == row["set"]})
             for row in rows}
     cells = Counter(row["set"] for row in together(rows))
+    answer, groups = _answer(together(rows))
     draws = ", ".join(f"{dataset_name(name)} ({cells[name]} cells, {_draws(seeds)} of each)"
                       for name, seeds in sets.items())
     return TEXT.read_text(encoding="utf-8").format(
-        answer=_answer(together(rows)), findings=_findings(rows), methods=_methods(rows),
+        answer=answer, groups=groups, findings=_findings(rows), methods=_methods(rows),
         prior=_prior(rows), points=POINTS, scanned=_scanned(rows), sizes=_sizes(rows),
         apart=_apart(rows), whole=" and ".join(dataset_name(name) for name in whole_sets(rows)),
         dealing=f"\n## Why runs gain less\n{dealing_words(dealt)}\n" if dealt else "",
@@ -66,7 +67,7 @@ def words_of(rows: Sequence[Row], dealt: Sequence[Row] = ()) -> str:
     ten = [row for row in some if row["clients"] == TEN]
 
     return "\n".join(filter(None, (
-        _answer(some),
+        *_answer(some),
         f"The map: linear heads, trained to the end, in {len(some)} cells, each one combination of "
         "data set, clients, images a client, label skew and scanners: "
         f"{', '.join(f'{count} of {name}' for name, count in sets.items())}.",
@@ -82,8 +83,8 @@ def words_of(rows: Sequence[Row], dealt: Sequence[Row] = ()) -> str:
     )))
 
 
-def _answer(some: Sequence[Row]) -> str:
-    """Return for which clients together is better, counted: alike and many, two, of own classes.
+def _answer(some: Sequence[Row]) -> tuple[str, str]:
+    """Return for which clients together is better, counted, and the same of smaller groups.
 
     Args:
         some: ``together`` rows.
@@ -99,11 +100,11 @@ def _answer(some: Sequence[Row]) -> str:
     rest = f", and in {_told(more)} with more" if more else ""
     where = (f"better together by more than {POINTS:g} points in {_told(alike)} cells of the map "
              f"with Dirichlet 0.3 or more alike and at most {SCARCE} images each{rest}")
-    parts = [f"{'Yes' if share >= SURE else 'Mostly yes'}, if at least {SEVERAL} clients share "
+    first = [f"{'Yes' if share >= SURE else 'Mostly yes'}, if at least {SEVERAL} clients share "
              f"classes: linear heads trained to the end are {where}."
              if share > 0.5 else
              f"It depends: {SEVERAL} or more clients that share classes are {where}."]
-    parts += _weakest([(row, side) for row, side in sided if _alike(row)])
+    parts = _weakest([(row, side) for row, side in sided if _alike(row)])
     for who, of, some_of in (
             ("two clients", lambda row: row["clients"] == 2, (
                 ("with all classes evenly", lambda row: row["skew"] == EVEN),
@@ -113,12 +114,14 @@ def _answer(some: Sequence[Row]) -> str:
                 (f"from {MANY} clients on", lambda row: row["clients"] >= MANY),
                 ("below", lambda row: row["clients"] < MANY))),
             ("Dirichlet 0.1", lambda row: row["skew"] == "0.1", (
-                (f"from {SEVERAL} clients on", lambda row: row["clients"] >= SEVERAL),))):
+                (f"from {SEVERAL} clients on", lambda row: row["clients"] >= SEVERAL),
+                ("below", lambda row: row["clients"] < SEVERAL)))):
         words = [f"{_told(here)} {which}" + f" (worse in {here.count(-1)})" * (-1 in here)
                  for which, held in some_of if (here := counted(of, held))]
         if words:
             parts.append(f"With {who}: {', '.join(words)}.")
-    return " ".join(parts)
+            first.append(f"With {who}: {_told(counted(of))}.")
+    return " ".join(first), " ".join(parts)
 
 
 def _told(seen: Sequence[int]) -> str:
@@ -127,7 +130,7 @@ def _told(seen: Sequence[int]) -> str:
 
 
 def _weakest(sided: Sequence[tuple[Row, int]]) -> list[str]:
-    """Name the clients, scanners and skew with the fewest cells that gain, if fewer than half."""
+    """Name the clients, scanners and skew of the smallest share that gains, if below half."""
     groups: dict[tuple[int, bool, str], list[int]] = {}
     for row, side in sided:
         groups.setdefault((row["clients"], row["shift"], row["skew"]), []).append(side)
@@ -136,7 +139,7 @@ def _weakest(sided: Sequence[tuple[Row, int]]) -> list[str]:
     share, (clients, shift, skew) = min(low, default=(1.0, (0, False, "")))
     if share >= 0.5:
         return []
-    return [f"Fewest with {clients} clients{', a scanner each' * bool(shift)}, "
+    return [f"The smallest share: {clients} clients{', five scanners' * bool(shift)}, "
             f"{skew_words(skew)}: {_told(groups[clients, shift, skew])}."]
 
 

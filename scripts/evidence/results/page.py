@@ -259,7 +259,8 @@ def _map(into: Path) -> dict[str, Any]:
     cells, drawn = rows("map.csv"), rows("methods.csv")
     sizes = [int(row["clients"]) * int(row["images"]) for row in cells]
     scope = (f"It rests on {len({row['set'] for row in cells})} public data sets, one small image "
-             f"tower and at most {max(sizes):,} images in all." if sizes else "")
+             f"tower and cells of at most {max(sizes):,} training images, all clients together."
+             if sizes else "")
     return {"png": next(name for name in ("map-all.png", "map.png") if name in there),
             "narrow": NARROW if NARROW in there else "",
             "page": "map/README.md" if "README.md" in there else "",

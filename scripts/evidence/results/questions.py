@@ -150,8 +150,8 @@ def federate(first: Sequence[Case]) -> list[str]:
     odd = [c.lane for c in undecided if c.gain.apart]
     return list(filter(None, [
         _shares_alone(first),
-        "The best trained and tuned method of a setting is significantly better than alone in "
-        f"{_named(up)}.{_alike(up)}",
+        "Of trained and tuned methods in which clients exchange something, a setting's best is "
+        f"significantly better than alone in {_named(up)}.{_alike(up)}",
         f"It is significantly worse in {_named(down)}.{_alike(down)}",
         f"It is undecided in {len(undecided)}."
         + (f" An interval without zero can be undecided ({', '.join(odd)}): significance is "
@@ -160,16 +160,17 @@ def federate(first: Sequence[Case]) -> list[str]:
 
 def _shares_alone(first: Sequence[Case]) -> str:
     """Say in how many settings AFL plus class shares is above working alone; '' of no run."""
-    have = [(c.lane, c.shares - c.alone) for c in first
+    have = [(c, c.shares - c.alone) for c in first
             if c.shares is not None and c.alone is not None]
     if not have:
         return ""
-    below = [f"{lane} ({points:+.1f})" for lane, points in have if points <= 0]
+    below = [f"{c.lane} ({points:+.1f})" for c, points in have if points <= 0]
     above = [points for _, points in have if points > 0]
     return ("AFL plus each client's class shares, which trains nothing, is above working alone in "
             f"{len(above)} of {len(have)} settings"
             + (f" ({min(above):+.1f} to {max(above):+.1f} points)" if above else "")
-            + (f", not above it in {', '.join(below)}" if below else "") + ".")
+            + (f", not above it in {', '.join(below)}" if below else "") + "."
+            + _alike([c for c, points in have if points > 0]))
 
 
 def beside(every: Sequence[Case], first: Sequence[Case]) -> list[str]:
@@ -266,7 +267,8 @@ def with_what(standings: Sequence[Standing], unranked: int) -> list[str]:
         "(that says nothing of working alone): "
         + ", ".join(f"{name} in {wins[name]} of its {places[name]} comparisons" for name in most)
         + "." + (f" In half of the comparisons a difference below {median(seen):.1f} points "
-                 "is likely missed." if seen else ""),
+                 "is missed more often "
+                 "than one time in five." if seen else ""),
         "Some method is significantly better than the same parameters trained alone (LocalOnly) in "
         f"{len(above)} of the {len(with_local)} comparisons that have it."]
     if any("(ft)" in name for name in most):

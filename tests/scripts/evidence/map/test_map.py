@@ -262,9 +262,9 @@ def test_the_words_compare_cells_that_differ_in_nothing_else() -> None:
             for clients, images, skew, gain in (
                 (2, 5, EVEN, 1.0), (2, 200, EVEN, 50.0), (100, 5, EVEN, 30.0), (100, 5, TWO, 2.0))]
     words = words_of(rows).splitlines()
-    assert "+1.0 points in the median with 2 clients, +30.0 with 100 clients (1 pair" in words[3]
-    assert "differ in nothing else; 5 images a client, EuroSAT)" in words[3]
-    assert "+2.0 points in the median with two classes each, +30.0 with all" in words[4]
+    assert "+1.0 points in the median with 2 clients, +30.0 with 100 clients (1 pair" in words[4]
+    assert "differ in nothing else; 5 images a client, EuroSAT)" in words[4]
+    assert "+2.0 points in the median with two classes each, +30.0 with all" in words[5]
     ten = [row("DTD", n, EVEN, 2, 60.0 / n, 1.0) | {"clients": 10} for n in (10, 100)]
     assert "with 10 clients: +6.0 points in the median with 10 images, +0.6 with 100 im" in \
         words_of([*rows, *ten])
@@ -280,27 +280,30 @@ def test_the_first_sentence_counts_clients_that_share_classes_and_have_few_image
     others = [*cells(2, 5, EVEN, (9.0, 0.0)), *cells(2, 5, "0.1", (-3.0,)),
               *cells(10, 50, EVEN, (0.0,)), *cells(5, 5, TWO, (0.0,)),
               *cells(10, 5, "0.1", (0.0,)), *cells(20, 5, TWO, (9.0, -9.0))]
-    first = words_of([*yes, *others]).splitlines()[0]
+    first, groups = words_of([*yes, *others]).splitlines()[:2]
     assert first == (
         "Yes, if at least 5 clients share classes: linear heads trained to the end are better "
         "together by more than 2 points in 20 of 20 cells of the map with Dirichlet 0.3 or more "
-        "alike and at most 25 images each, and in 0 of 1 with more. With two clients: 1 of 2 with "
-        "all classes evenly, 0 of 1 else (worse in 1). With two classes at each client: 1 of 2 "
-        "from 20 clients on (worse in 1), 0 of 1 below. With Dirichlet 0.1: 0 of 1 from 5 clients "
-        "on.")
+        "alike and at most 25 images each, and in 0 of 1 with more. With two clients: 1 of 3. With "
+        "two classes at each client: 1 of 3. With Dirichlet 0.1: 0 of 2.")
+    assert groups == (
+        "With two clients: 1 of 2 with all classes evenly, 0 of 1 else (worse in 1). With two "
+        "classes at each client: 1 of 2 from 20 clients on (worse in 1), 0 of 1 below. With "
+        "Dirichlet 0.1: 0 of 1 from 5 clients on, 0 of 1 below (worse in 1).")
     less = words_of([*yes, *cells(5, 10, "1", (0.0, 1.0))])
     assert less.startswith("Mostly yes, if") and "in 20 of 22 cells" in less
     assert words_of(cells(5, 10, "1", (9.0, 0.0))).startswith(
         "It depends: 5 or more clients that share classes are better together by more than 2 "
         "points in 1 of 2 cells")
-    counts = words_of([*yes, *others]).splitlines()[2]
+    counts = words_of([*yes, *others]).splitlines()[3]
     assert counts == ("Together is better than alone by more than 2 points in 22 of them, worse in "
                       "2, undecided or within 2 points in 4.")
     scanners = [one | {"shift": True} for one in cells(5, 10, "0.3", (0.0, 0.0, 0.0, 9.0, 9.0))]
-    assert "Fewest with 5 clients, a scanner each, Dirichlet 0.3: 2 of 5. With two clients" in \
+    assert "The smallest share: 5 clients, five scanners, Dirichlet 0.3: 2 of 5. With two clients" in \
         words_of([*yes, *scanners, *others])
-    one = words_of([*yes, *cells(2, 10, "1", (9.0,))]).splitlines()[0]
-    assert one.endswith("25 images each. With two clients: 1 of 1 with Dirichlet 1.")
+    one = words_of([*yes, *cells(2, 10, "1", (9.0,))]).splitlines()
+    assert one[0].endswith("25 images each. With two clients: 1 of 1.")
+    assert one[1] == "With two clients: 1 of 1 with Dirichlet 1."
 
 
 def test_the_mean_figure_has_the_sets_with_nearly_all_cells_only() -> None:

@@ -142,8 +142,8 @@ def test_page_names_the_best_and_what_is_missing(tmp_path: Path) -> None:
     assert methods_page.words_of(lost).startswith("These cells"), "nobody starts with a loss"
     own = [one | {"case": "two 10x10", "personal": 60.5, "prior": 60.9} for one in rows[:2]]
     assert methods_page.words_of(own).splitlines()[0].endswith(
-        "With two classes each it gains +0.9 with 10 clients; no method gains a point in the "
-        "mean of 1 such cell.")
+        "With two classes each AFL plus class shares gains +0.9 with 10 clients; no method gains a "
+        "point in the mean of 1 such cell.")
     noisy = [one | {"seed": s, "personal": one["personal"] + s * sign}
              for one, sign in zip(rows[:2], (1, -1), strict=True) for s in (1, 2, 3)]
     half = 4.303 * (2 * 4 / 2 / 3) ** 0.5  # t of 2, variance of +-1, 0 about the mean, 3 seeds
