@@ -32,6 +32,10 @@ from fedvlm.runs.finished import FinishedRun
 BALANCED, WORST = "personal_balanced", "personal_worst"
 SEVERAL = 5  # clients at least, of which what scanners change is told
 ALIKE = ("0.3", "1", "even")  # label skews of the map in which clients share classes
+UNLIKE = ALIKE[0]
+OWN_HEADS, RIDGE_SHARES = "personal", "ridge+shares"  # the map's names of the two
+TAKE_DITTO = "take Ditto"
+MANY = 100  # images that a run encodes, from which its speed is told
 NO_WINS = ("ablation", "unseen")  # settings about parts of a method, or other metrics
 FEWEST = 3  # methods of a matrix
 AFL, SHARES = "afl", "afl_prior"  # references of one round, without training
@@ -304,15 +308,16 @@ def at_our_place(
     names = {(one.lane, one.title): one for one in standings}
     top = {(case.lane, next((m for m in names[case.lane, case.title].means if names[
         case.lane, case.title].short(m) == case.method), case.method)) for case in first}
-    sent, best, seconds, ready = [], [], [], 0
+    sent, best, seconds, speeds, ready = [], [], [], list[float](), 0
     for lane in lanes:
         for method in dict.fromkeys(run.method for run in lane.runs):
             runs = [r for r in lane.runs if r.method == method and r.totals().get("bytes_up")]
             told = [s for run in runs if (s := sent_of(run)) is not None]
-            if not told:
-                continue
             ready += sum(map(_encoded_before, runs))
             seconds += [run.seconds for run in runs]
+            speeds += [speed for run in runs if (speed := _encoding_speed(run))]
+            if not told:
+                continue
             sent.append((mean(told) or 0.0, bare(method)))
             if (lane.name, method) in top:
                 best.append(sent[-1])
@@ -326,10 +331,12 @@ def at_our_place(
         f"of them at most {median(seconds):.0f}; encoding the images, once, comes on "
         "top.",
         f"A client sends and receives {_sent(sent)} in each round"
-        + (f"; with the best method of a setting {_sent(best)}." if best else ".")
+        + (f"; with the best trained method of a setting {_sent(best)}." if best else ".")
         + " AFL, FedPFT and TOFA need one message; the others send in every round.",
         "Images are encoded once and stored, which comes on top: "
-        f"{ready:,} of these {len(seconds):,} runs found them stored.",
+        f"{ready:,} of these {len(seconds):,} runs found them stored"
+        + (f"; the others encoded {median(speeds):,.0f} a second in the median" if speeds else "")
+        + ".",
         "The same command runs in one process, in several, and at sites that keep their images."]
 
 
@@ -337,6 +344,16 @@ def _encoded_before(run: FinishedRun) -> bool:
     """Return whether a run's note says that all image features were there before it."""
     return any(re.match(r"image features: all .* from the (store|cache)", str(note))
                for note in run.info.get("notes", ()))
+
+
+def _encoding_speed(run: FinishedRun) -> float | None:
+    """Return how many images a second a run encoded, of ``MANY`` images at least, by its note."""
+    for note in run.info.get("notes", ()):
+        found = re.match(r"image features: ([0-9,]+) encoded in .* = ([0-9,]+) images/s", str(note))
+        if found:
+            images, speed = (float(word.replace(",", "")) for word in found.groups())
+            return speed if images >= MANY else None
+    return None
 
 
 def _sent(costs: Sequence[tuple[float, str]]) -> str:
@@ -413,22 +430,38 @@ def own_cases(
 
 
 def _scanners(cells: Sequence[Mapping[str, str]]) -> str:
-    """Return the median gain of the map's cells with a scanner each, and without, pair by pair."""
+    """Return what Ditto and AFL plus class shares gain on the map with a scanner each, and without.
+
+    Medians over pairs of cells that differ in nothing else, of clients that share classes.
+    """
     keys = ("set", "clients", "images", "skew")
-    at: dict[str, dict[tuple[str, ...], float]] = {}
+    at: dict[tuple[str, bool], dict[tuple[str, ...], float]] = {}
     for row in cells:
-        if row["method"] == "together" and int(row["clients"]) >= SEVERAL \
-                and row["skew"] in ALIKE:
-            at.setdefault(row["shift"], {})[tuple(row[key] for key in keys)] = float(row["gain"])
-    plain = at.pop("no", {})
-    shifted = next(iter(at.values()), {})
-    both = plain.keys() & shifted.keys()
+        if row["method"] in (OWN_HEADS, RIDGE_SHARES) and row["skew"] in ALIKE \
+                and SEVERAL <= int(row["clients"]) <= 2 * SEVERAL:
+            at.setdefault((row["method"], row["shift"] != "no"), {})[
+                tuple(row[key] for key in keys)] = float(row["gain"])
+    sides = [at.get((method, shift), {}) for shift in (True, False)
+             for method in (OWN_HEADS, RIDGE_SHARES)]
+    both = sorted(set(sides[0]).intersection(*sides[1:]))
     if not both:
         return ""
-    before, after = (median(one[cell] for cell in both) for one in (plain, shifted))
-    return (f"{SEVERAL} or more clients that share classes: {after:+.1f} points in the median with "
-            f"five simulated scanners (filters), {before:+.1f} with one for all ({len(both)} pairs "
-            "of cells; [map](map/README.md)).")
+    ditto, shares, *plain = (_middle(side, both) for side in sides)
+    words = (f"{SEVERAL} to {2 * SEVERAL} clients that share classes, with five simulated scanners "
+             f"(filters): Ditto {ditto:+.1f} points in the median, AFL plus class shares "
+             f"{shares:+.1f}; with one scanner for all {plain[0]:+.1f} and {plain[1]:+.1f} "
+             f"({len(both)} pairs of cells; [map](map/README.md)).")
+    unlike = [cell for cell in both if cell[3] == UNLIKE]
+    if unlike and ditto > shares:
+        first, second = (_middle(side, unlike) for side in sides[:2])
+        words += (f" Of these with unlike classes (Dirichlet {UNLIKE}) {first:+.1f} and "
+                  f"{second:+.1f}: {TAKE_DITTO}, trained to the end.")
+    return words
+
+
+def _middle(gains: Mapping[Any, float], cells: Iterable[Any]) -> float:
+    """Return the median gain of some cells, without a negative zero."""
+    return round(median(gains[cell] for cell in cells), 1) + 0.0
 
 
 def _disjoint(every: Sequence[Case]) -> str:

@@ -299,7 +299,7 @@ def test_the_first_sentence_counts_clients_that_share_classes_and_have_few_image
     assert counts == ("Together is better than alone by more than 2 points in 22 of them, worse in "
                       "2, undecided or within 2 points in 4.")
     scanners = [one | {"shift": True} for one in cells(5, 10, "0.3", (0.0, 0.0, 0.0, 9.0, 9.0))]
-    assert "The smallest share: 5 clients, five scanners, Dirichlet 0.3: 2 of 5. With two clients" in \
+    assert "The smallest share: 5 clients, five scanners, Dirichlet 0.3: 2 of 5. With two" in \
         words_of([*yes, *scanners, *others])
     one = words_of([*yes, *cells(2, 10, "1", (9.0,))]).splitlines()
     assert one[0].endswith("25 images each. With two clients: 1 of 1.")

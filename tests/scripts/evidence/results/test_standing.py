@@ -76,7 +76,8 @@ def test_costs_are_of_all_runs_that_send_and_of_the_best() -> None:
                                   "client_rounds": 1}
             run.seconds = seconds + at
             run.info = {"notes": ["image features: all 1,200 from the store"] if seconds > 1 else
-                        ["image features: 7 encoded, 2 from the cache"]}
+                        [f"image features: {images} encoded in 4.0 s = {speed} images/s, limited by"
+                         for images, speed in (("1,200", 30), ("7", 1000))][at % 2:][:1]}
             run.identity_config = lambda: {"FED.CLIENTS": 5}
         return out
 
@@ -91,10 +92,14 @@ def test_costs_are_of_all_runs_that_send_and_of_the_best() -> None:
         "each of all clients, took 1.0 to 303 seconds on one core, half of them at most 6; "
         "encoding the images, once, comes on top.",
         "A client sends and receives 8.2 kB (B) to 34,699 kB (Dear) in each round; with the best "
-        "method of a setting 300 kB (A). AFL, FedPFT and TOFA need one message; the others "
+        "trained method of a setting 300 kB (A). AFL, FedPFT and TOFA need one message; the others "
         "send in every round.",
         "Images are encoded once and stored, which comes on top: 9 of these 12 runs found them "
-        "stored."]
+        "stored; the others encoded 30 a second in the median."]
+    for run in lanes[0].runs[-3:]:  # one message, in no round: its seconds count all the same
+        run.totals = lambda: {"bytes_up": 5, "bytes_down": 0}
+    assert "8.2 kB (B) to 4,000 kB (C)" in (told := at_our_place([one], lanes, first))[1]
+    assert "took 1.0 to 303 seconds" in told[0]
     assert seeds_each(lanes) == (3, 3)
     assert seeds_each([*lanes, Lane("z", Collected(every[:1]))]) == (1, 3)
 
@@ -207,20 +212,26 @@ def test_a_reader_finds_a_case() -> None:
     cells = [{"set": "e", "clients": "5", "images": "5", "skew": skew, "shift": shift,
               "method": method, "gain": gain}
              for skew, shift, method, gain in (
-                 ("1", "no", "together", "9"), ("1", "scanner", "together", "6"),
-                 ("2", "no", "together", "99"), ("1", "no", "shared", "50"))]
-    cells += [one | {"clients": "2", "gain": "-9"} for one in cells[:2]]  # of few clients
-    cells += [one | {"skew": "two classes", "gain": "-9"} for one in cells[:2]]  # none share
+                 ("1", "no", "personal", "9"), ("1", "yes", "personal", "6"),
+                 ("1", "no", "ridge+shares", "8"), ("1", "yes", "ridge+shares", "2"),
+                 ("0.1", "no", "personal", "99"), ("1", "no", "shared", "50"))]
+    for other in ({"clients": "2"}, {"clients": "20"}, {"skew": "two classes"}):  # few, many, none
+        cells += [one | other | {"gain": "-9"} for one in cells[:4]]
     rich = drawn("poor beside rich", FedAvg=37.0, Ditto=30.0, FedAS=-3.0)
     even = drawn("even 10x10", AFL=29.0)
     assert own_cases([], [], cells, [*rich, *even]) == [
-        ("differ by scanner or hospital", "5 or more clients that share classes: +6.0 points in "
-         "the median with five simulated scanners (filters), +9.0 with one for all (1 pairs of "
-         "cells; [map](map/README.md))."),
+        ("differ by scanner or hospital", "5 to 10 clients that share classes, with five "
+         "simulated scanners (filters): Ditto +6.0 points in the median, AFL plus class shares "
+         "+2.0; with one scanner for all +9.0 and +8.0 (1 pairs of cells; [map](map/README.md))."),
         ("have the same classes and one image of each", "AFL +29.0 points (the best two; "
          "[methods on the map](map/methods.md))."),
         ("are poor beside rich", "FedAvg +37.0, Ditto +30.0 points (the best two; [methods on the "
          "map](map/methods.md)).")]
+    unlike = [one | {"skew": "0.3", "gain": gain} for one, gain in zip(
+        cells[:4], ("7", "3", "6", "-0.04"), strict=True)]
+    assert own_cases([], [], [*cells, *unlike], [])[0][1].endswith(
+        " Of these with unlike classes (Dirichlet 0.3) +3.0 and +0.0: take Ditto, trained to the "
+        "end.")
     for row in rich:
         row.update(poor="70", poor_alone="30", rich="80", rich_alone="65")
     assert own_cases([], [], [], rich)[0][1].endswith(
