@@ -297,7 +297,8 @@ def _first(
             f"best trained method in {equal} of them. Of trained methods {best} gains most "
             f"({means[best]:+.1f}); heads that are trained longer, to the end, can gain more."
             + (f" With two classes each AFL plus class shares gains {_by_size(two, prior)}; no "
-               f"method gains a point in the mean of {_many(two, 'such cell')}." if most < NEAR else "")]
+               f"method gains a point in the mean of {_many(two, 'such cell')}."
+               if most < NEAR else "")]
 
 
 def _by_size(
