@@ -78,7 +78,7 @@ ifndef PAGE_ONLY
 endif
 	$(BIN)/python scripts/evidence publish docs/results $(if $(PAGE_ONLY),,--from output/results --keep)
 
-results-more: ## the same from configs/results/more: all methods side by side, local work chosen, two plans more (about 2 hours more)
+results-more: ## the same from configs/results/more: all methods side by side, local work chosen, three plans more (about 3 hours more)
 	$(MAKE) results PLANS="$(MORE)"
 
 publish: $(STAMP) ## docs/results from its cells alone; TAKE=PACK ROOT=DATA/ takes runs of fedvlm reproduce after a replay
