@@ -30,6 +30,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve
 
 from distill_data import Pool, tower_features  # noqa: E402
 from distill_report import class_texts  # noqa: E402
+from distill_vit import refuse_simulated  # noqa: E402
 from tiny_export import export, replace_file  # noqa: E402
 from tiny_optim import rate  # noqa: E402
 
@@ -45,7 +46,11 @@ from fedvlm.data.image_records import records_of  # noqa: E402
 from fedvlm.data.targets import set_config  # noqa: E402
 from fedvlm.models.backbone import Backbone  # noqa: E402
 from fedvlm.models.load.backbones import load_backbone  # noqa: E402
-from fedvlm.models.load.names import LOCAL_DIR, SIMULATED_KEY  # noqa: E402
+from fedvlm.models.load.names import (  # noqa: E402
+    LOCAL_DIR,
+    SIMULATED_KEY,
+    check_simulated_name,
+)
 
 # Zero-shot accuracy of CLIP ViT-B/16 with CoOp's templates, per cent, about (Zhou et al., 2022).
 GOALS = {"caltech101": 93.0, "dtd": 44.0, "eurosat": 48.0}
@@ -224,7 +229,7 @@ def readme(figures: dict[str, dict[str, float]], facts: dict[str, Any]) -> str:
         "project and is not shipped. Its text tower was fitted to class means of images, so "
         "results with it say nothing about published weights: they are tagged `simulated-text`, "
         "tables do not rank them, and new classes and other data sets cannot be tested. The "
-        "folder must keep a name that begins with `simulated-text`.", "",
+        "folder must be called `simulated-text` or `simulated-text-SOMETHING`.", "",
         "Runs use it with `DATASET.VAL_SHOTS 0`: the validation images made it. "
         "`asked`: zero-shot accuracy asked for; `means`: that of class means alone; `goal`: the "
         "lower of the two. `zero-shot`: of the written tower, on the other half of the validation "
@@ -288,17 +293,12 @@ def goal_of(word: str) -> tuple[str, float]:
 
 def run(args: argparse.Namespace) -> int:
     """Make targets, train, write and measure. Returns 0."""
-    name = Path(args.out).resolve().name
-    if name != SIMULATED and not name.startswith(f"{SIMULATED}-"):
-        raise ConfigError(
-            f"--out {args.out}: call the folder {SIMULATED} or {SIMULATED}-SOMETHING, so that "
-            "everything made with it can be recognised")
+    check_simulated_name(Path(args.out))
     goals = dict(map(goal_of, args.goals))
     torch.set_num_threads(1)
     tower = load_backbone(args.teacher, plain=True)
     text_parameters(tower)  # refused before any image is read
-    if tower.text_images:
-        raise ConfigError(f"--teacher {args.teacher} has a simulated text tower: take another")
+    refuse_simulated(tower)
     sets = [find_target(read_pool(word, args.root), tower, goal, args.seed)
             for word, goal in goals.items()]
     for one in sets:

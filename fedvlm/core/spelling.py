@@ -18,8 +18,8 @@ from fedvlm.core.errors import DataError, did_you_mean, fold
 
 MAX_NAME = 300  # characters
 SIMULATED = "simulated-text"  # a text tower that stands in for weights that are not here
-NOT_RANKED = ("not ranked, and no claim: the text tower of some of these runs is simulated "
-              "(simulated-text), so they say nothing about methods on published weights")
+NOT_RANKED = (f"not ranked: the text tower of some of these runs is simulated ({SIMULATED}), so "
+              "they say nothing about methods on published weights")
 _REFUSED = {"Cc": "a control character", "Cs": "half a surrogate pair", "Zl": "a line separator",
             "Zp": "a paragraph separator"}
 # Marks that turn the direction of what follows them.

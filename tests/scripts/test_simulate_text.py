@@ -119,7 +119,7 @@ def test_a_tower_that_did_not_learn_its_texts_leaves_nothing(
     assert not (tmp_path / "simulated-text").exists()
     for other in ("other", "simulated-textures"):
         assert simulate.main([*words, str(tmp_path / other)]) == ConfigError.exit_code
-        assert "call the folder simulated-text or" in capsys.readouterr().err
+        assert "call the folder simulated-text, or" in capsys.readouterr().err
     bad = ["--teacher", "tiny", "--out", "simulated-text", "--goals"]
     for goal in ("digits", "digits=x", "digits=0", "digits=101"):
         assert simulate.main([*bad, goal]) == ConfigError.exit_code, goal
@@ -137,7 +137,7 @@ def test_a_folder_cannot_hide_that_its_texts_are_simulated(
     shutil.copytree(out, tmp_path / "simulated-text-2")
     (tmp_path / "simulated-text").symlink_to(tmp_path / "clip")
     for name in ("clip", "simulated-text"):
-        with pytest.raises(ConfigError, match="has a simulated text tower: call the folder"):
+        with pytest.raises(ConfigError, match="is for a simulated text tower: call the folder"):
             load_backbone(f"local-dir:{tmp_path / name}")
     monkeypatch.chdir(tmp_path / "simulated-text-2")
     for name in (".", f"{tmp_path}/simulated-text-2/.", f"{tmp_path}/simulated-text-2/"):
@@ -145,7 +145,7 @@ def test_a_folder_cannot_hide_that_its_texts_are_simulated(
     with pytest.raises(ConfigError, match="give its folder as local-dir:FOLDER"):
         texts_made_from(out / "open_clip_model.safetensors", None)
     (tmp_path / "clip").rename(tmp_path / "simulated-textures")
-    with pytest.raises(ConfigError, match="call the folder simulated-text again"):
+    with pytest.raises(ConfigError, match="call the folder simulated-text, or"):
         load_backbone(f"local-dir:{tmp_path / 'simulated-textures'}")
     assert not load_backbone(f"local-dir:{teacher}").text_images
     with pytest.raises(ConfigError, match="simulated text tower: take another"):
@@ -161,7 +161,7 @@ def test_a_run_says_what_its_texts_are_and_is_in_no_ranking(
     given = [*RUN, "--backbone", f"local-dir:{out}/.", "--output-dir",
              str(tmp_path / "runs" / "toy")]
     assert main(given) == ConfigError.exit_code  # validation images made the texts
-    assert "of these images made the texts" in capsys.readouterr().err
+    assert "of these images were used to fit the simulated text tower" in capsys.readouterr().err
     spare = ["DATASET.VAL_SHOTS", "0"]
     for more in (["--subsample-classes", "base"], ["--targets", "shapes"]):
         assert main([*given, *more, *spare]) == ConfigError.exit_code
@@ -171,7 +171,7 @@ def test_a_run_says_what_its_texts_are_and_is_in_no_ranking(
     for seed in ("1", "2", "3"):
         assert main([*given, "--seed", seed, *spare]) == 0
         assert main([*given, "--seed", seed, "--trainer", "LocalOnly", *spare]) == 0
-    assert "simulated-text: the text tower was made from" in capsys.readouterr().out
+    assert "simulated-text: this text tower was fitted to class means" in capsys.readouterr().out
     assert main(["table", str(tmp_path / "runs"), "--order", "best"]) == 0
     said = capsys.readouterr().out
     assert NOT_RANKED in said and "bold" not in said
@@ -200,7 +200,7 @@ def test_images_that_made_the_texts_are_refused_wherever_they_come_from(made: An
     tower = load_backbone(f"local-dir:{out}")
     keys = sorted(tower.text_images)
     refuse_made(["other"], tower)
-    with pytest.raises(ConfigError, match="2 of these images made the texts"):
+    with pytest.raises(ConfigError, match="2 of these images were used to fit the simulated"):
         refuse_made([*keys[:2], "other"], tower)
     refuse_made(keys, load_backbone("tiny"))
 

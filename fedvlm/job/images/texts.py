@@ -85,8 +85,9 @@ def refuse_made(keys: Iterable[str], backbone: Backbone) -> None:
     made = backbone.text_images and sum(key in backbone.text_images for key in keys)
     if made:
         raise ConfigError(
-            f"{made} of these images made the texts of backbone '{backbone.name}', and may not be "
-            "used again: leave the set's validation images out (in a run: DATASET.VAL_SHOTS 0)")
+            f"{made} of these images were used to fit the simulated text tower of backbone "
+            f"'{backbone.name}', and may not be used again: leave the set's validation images out "
+            "(in a run: DATASET.VAL_SHOTS 0)")
 
 
 @dataclass(frozen=True)

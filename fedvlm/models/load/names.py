@@ -83,12 +83,18 @@ def texts_made_from(file: Path, folder: Path | None) -> frozenset[str]:
     if keys and folder is None:
         raise ConfigError(f"'{file}' has a simulated text tower: give its folder as "
                           f"{LOCAL_DIR}FOLDER, so that results show it")
-    name = folder.resolve().name if folder else ""
-    if keys and name != SIMULATED and not name.startswith(f"{SIMULATED}-"):
-        raise ConfigError(
-            f"'{folder}' has a simulated text tower: call the folder {SIMULATED} again, or "
-            f"{SIMULATED}-SOMETHING, so that its results can be recognised")
+    if keys and folder:
+        check_simulated_name(folder)
     return keys
+
+
+def check_simulated_name(folder: Path) -> None:
+    """Refuse a folder for a simulated text tower whose name does not say so (``ConfigError``)."""
+    name = folder.resolve().name
+    if name != SIMULATED and not name.startswith(f"{SIMULATED}-"):
+        raise ConfigError(
+            f"'{folder}' is for a simulated text tower: call the folder {SIMULATED}, or "
+            f"{SIMULATED}-SOMETHING, so that its results can be recognised")
 
 
 def _metadata(file: Path) -> dict[str, str]:

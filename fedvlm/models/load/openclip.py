@@ -105,9 +105,9 @@ def _loaded(
     out = finish(model, whole, _overlay(preprocess, extra), tokenizer, name, weights, **place)
     if made:
         out.text_images = made
-        out.notes = (*out.notes, f"{names.SIMULATED}: the text tower was made from class means of "
-                     "images, and stands in for weights that are not here: no new classes, no "
-                     "ranking, nothing about published weights")
+        out.notes = (*out.notes, f"{names.SIMULATED}: this text tower was fitted to class means of "
+                     "images, in place of published weights: results are not ranked, new classes "
+                     "cannot be tested, and nothing follows for published weights")
     return out
 
 
