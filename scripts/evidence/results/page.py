@@ -196,7 +196,7 @@ def _facts(
     shown, by_card = _map(into), {(a.lane, a.method) for a in claims}
     former = former_defaults([run for lane in sources.lanes for run in lane.runs
                               if (lane.name, run.method) in by_card])
-    own = questions.own_cases(cases, standings, shown["cells"], shown["drawn"], sources.lanes)
+    ditto, shares = (questions.scanner_gains(shown["cells"]) or [0.0, 0.0])[:2]
     edges = chosen_edges(sources.tuned)
     hours = {row["label"]: row["hours"] for row in tuned.get("rows", ())}
     cost_lane = next((s.lane for s in sections if s.lane.name == COSTS), sections[0].lane)
@@ -204,7 +204,9 @@ def _facts(
         "tuned": tuned, "sections": sections, "claims": claims, "summary": held,
         "counts": headline.counts(numbers), "cases": first, "every": cases,
         "federate": questions.federate(first), "beside": questions.beside(cases, first),
-        "own": own, "scanned": any(questions.TAKE_DITTO in words for _, words in own),
+        "own": questions.own_cases(
+            cases, standings, shown["cells"], shown["drawn"], sources.lanes),
+        "scanned": ditto > shares,
         "useless": questions.useless(cases), "shared": questions.shared_deals(
             [lane for lane in sources.lanes if lane.name not in questions.NO_WINS]),
         "commonest": {beta: questions.commonest(beta) for beta in (0.1, 0.3, 1.0)},

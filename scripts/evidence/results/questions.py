@@ -34,7 +34,6 @@ SEVERAL = 5  # clients at least, of which what scanners change is told
 ALIKE = ("0.3", "1", "even")  # label skews of the map in which clients share classes
 UNLIKE = ALIKE[0]
 OWN_HEADS, RIDGE_SHARES = "personal", "ridge+shares"  # the map's names of the two
-TAKE_DITTO = "take Ditto"
 MANY = 100  # images that a run encodes, from which its speed is told
 NO_WINS = ("ablation", "unseen")  # settings about parts of a method, or other metrics
 FEWEST = 3  # methods of a matrix
@@ -429,39 +428,41 @@ def own_cases(
     ) if words]
 
 
-def _scanners(cells: Sequence[Mapping[str, str]]) -> str:
-    """Return what Ditto and AFL plus class shares gain on the map with a scanner each, and without.
+def scanner_gains(cells: Sequence[Mapping[str, str]], skews: Sequence[str] = ALIKE) -> list[float]:
+    """Return median gains of Ditto and AFL plus class shares with a scanner each, then without.
 
-    Medians over pairs of cells that differ in nothing else, of clients that share classes.
+    Over the map's cells that differ in nothing else, of clients that share classes; the number of
+    these cells comes last. Empty of none.
     """
     keys = ("set", "clients", "images", "skew")
     at: dict[tuple[str, bool], dict[tuple[str, ...], float]] = {}
     for row in cells:
-        if row["method"] in (OWN_HEADS, RIDGE_SHARES) and row["skew"] in ALIKE \
+        if row["method"] in (OWN_HEADS, RIDGE_SHARES) and row["skew"] in skews \
                 and SEVERAL <= int(row["clients"]) <= 2 * SEVERAL:
             at.setdefault((row["method"], row["shift"] != "no"), {})[
                 tuple(row[key] for key in keys)] = float(row["gain"])
     sides = [at.get((method, shift), {}) for shift in (True, False)
              for method in (OWN_HEADS, RIDGE_SHARES)]
-    both = sorted(set(sides[0]).intersection(*sides[1:]))
-    if not both:
+    both = set(sides[0]).intersection(*sides[1:])
+    return [*(round(median(side[cell] for cell in both), 1) + 0.0 for side in sides), len(both)] \
+        if both else []
+
+
+def _scanners(cells: Sequence[Mapping[str, str]]) -> str:
+    """Return these gains in words."""
+    found = scanner_gains(cells)
+    if not found:
         return ""
-    ditto, shares, *plain = (_middle(side, both) for side in sides)
+    ditto, shares, *plain, count = found
     words = (f"{SEVERAL} to {2 * SEVERAL} clients that share classes, with five simulated scanners "
              f"(filters): Ditto {ditto:+.1f} points in the median, AFL plus class shares "
              f"{shares:+.1f}; with one scanner for all {plain[0]:+.1f} and {plain[1]:+.1f} "
-             f"({len(both)} pairs of cells; [map](map/README.md)).")
-    unlike = [cell for cell in both if cell[3] == UNLIKE]
+             f"({count:.0f} pairs of cells; [map](map/README.md)).")
+    unlike = scanner_gains(cells, (UNLIKE,))
     if unlike and ditto > shares:
-        first, second = (_middle(side, unlike) for side in sides[:2])
-        words += (f" Of these with unlike classes (Dirichlet {UNLIKE}) {first:+.1f} and "
-                  f"{second:+.1f}: {TAKE_DITTO}, trained to the end.")
+        words += (f" Of these with unlike classes (Dirichlet {UNLIKE}) {unlike[0]:+.1f} and "
+                  f"{unlike[1]:+.1f}: take Ditto, trained to the end.")
     return words
-
-
-def _middle(gains: Mapping[Any, float], cells: Iterable[Any]) -> float:
-    """Return the median gain of some cells, without a negative zero."""
-    return round(median(gains[cell] for cell in cells), 1) + 0.0
 
 
 def _disjoint(every: Sequence[Case]) -> str:
