@@ -48,8 +48,6 @@ class Standing:
         apart: what each other's paired difference to the best is, best minus other.
         gains: method -> collaboration gain in points: ``contrast`` with none; only of methods that
             send anything.
-        hurt: method -> share of clients with fewer right answers than with the best baseline
-            without collaboration, in percent, mean over the data sets; of the same.
         set_by_set: of the gains on single data sets, over seeds alone, how many are significantly
             above none, not significantly different, below.
         sets, seeds: data sets; the most seeds of one; values: what ``means`` are of.
@@ -66,7 +64,6 @@ class Standing:
     means: Mapping[str, float]
     apart: Mapping[str, Contrast]
     gains: Mapping[str, Contrast]
-    hurt: Mapping[str, float]
     set_by_set: tuple[int, int, int]
     sets: int
     seeds: int
@@ -153,7 +150,7 @@ def standing_of(
     over = {m: seen for m in means
             if local and m != local and (seen := against(local, m)) is not None}
     senders = {run.method for run in runs if run.totals().get("bytes_up")}
-    gains, hurt, single = {}, {}, []
+    gains, single = {}, []
     for method in means:
         here = [run for run in runs if run.method == method]
         own, none = sides[method], side_of(here, metric, none_of)
@@ -164,13 +161,11 @@ def standing_of(
         seen = difference(own, none)
         if seen is not None:
             gains[method] = seen
-            if (share := losers(own, none)) is not None:
-                hurt[method] = share
             alone = [difference(*(replace(one, numbers={p: one.numbers[p]})
                                   for one in (own, none))) for p in places]
             single += [one.apart for one in alone if one is not None]
     signs = (single.count(1), single.count(0), single.count(-1))
-    return Standing(lane, title, means, apart, gains, hurt, signs, len(whole[best]),
+    return Standing(lane, title, means, apart, gains, signs, len(whole[best]),
                     max(len(one) for sets in whole.values() for one in sets), whole, lacking,
                     sorted({str(p[0]) for p in count if p not in places}), alike, metric,
                     frozenset(senders), over)

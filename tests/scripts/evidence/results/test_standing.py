@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from evidence.results import headline
-from evidence.results.claims import NOT_RUN, Claim, Side, answers
+from evidence.results.claims import BEST_ALONE, NOT_RUN, Claim, Side, answers, side_of
 from evidence.results.headline import winners
 from evidence.results.lanes import Lane, former_defaults, seeds_each
 from evidence.results.questions import (
@@ -25,7 +25,7 @@ from evidence.results.questions import (
     unreliable,
     useless,
 )
-from evidence.results.standing import Standing, sentences, standing_of
+from evidence.results.standing import Standing, losers, sentences, standing_of
 from evidence.results.tuning import lender_of
 from fedvlm.report.collect import Collected
 from fedvlm.report.statistics.contrast import contrast
@@ -186,7 +186,9 @@ def test_new_classes_are_ranked_by_their_own_accuracy() -> None:
             every.append(run)
     one = standing_of("unseen", "y", every)
     assert one is not None and (one.best, one.metric) == ("B", "new")
-    assert one.gains["B"].mean == pytest.approx(3.1) and one.hurt == {}
+    assert one.gains["B"].mean == pytest.approx(3.1)
+    mine = [run for run in every if run.method == "B"]
+    assert losers(side_of(mine, "new"), side_of(mine, "new", "zero_shot")) is None
     (row,) = winners([one])
     assert (row.best, row.metric) == ("B", "new") and row.mean == pytest.approx(48.6)
     assert headline.gains([one]) == "", "not a gain over working alone"
@@ -334,7 +336,10 @@ def test_a_share_of_clients_counts_data_sets_alike() -> None:
         run.totals = lambda: {"bytes_up": 1}
     one = standing_of("x", "y", [*every, *runs("B", {"s": {1: 49.0, 2: 49.0, 3: 49.0},
                                                      "t": {1: 39.0, 2: 39.0}})])
-    assert one is not None and one.hurt == {"A": pytest.approx(40.0)}
+    assert one is not None and set(one.gains) == {"A"}
+    mine = [run for run in every if run.method == "A"]
+    assert losers(side_of(mine, "personal"), side_of(mine, "personal", BEST_ALONE)) == \
+        pytest.approx(40.0)
 
 
 def test_who_is_below_zero_shot_on_new_classes_is_named() -> None:
