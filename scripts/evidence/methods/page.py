@@ -420,13 +420,15 @@ def _case_row(
     top, last, balanced = order[0], order[-1], max(even, key=lambda m: even[m], default="")
     near = [m for m in order[1:] if own[m] >= own[top] - NEAR]
     some = [r for r in runs if r["method"] == top]
-    prior = [r["prior"] - r["alone"] for r in some if r["prior"] is not None]
+    prior, fair = ([r[side] - r[alone] for r in some if None not in (r.get(side), r[alone])]
+                   for side, alone in (("prior", "alone"), ("prior_balanced", "alone_balanced")))
     best = top if own[top] >= NEAR else f"none gains a point (highest: {top})"
     return (f"| {words} | {best} | {own[top]:+.1f} | "
             f"{f'{balanced} {even[balanced]:+.1f}' if balanced else '-'} | "
             f"{_number(_mean(some, 'hurt'))} % | {', '.join(near) or '-'} | "
             f"{f'{last} {own[last]:+.1f}' if last != top else '-'} | "
-            f"{_points(fmean(prior) if prior else None)} |")
+            f"{_points(fmean(prior) if prior else None)}"
+            f"{f' (class-balanced {fmean(fair):+.1f})' if fair else ''} |")
 
 
 def _lack(done: int, planned: int, what: str) -> str:

@@ -22,8 +22,8 @@ KEYS = {
     "FED.UNSEEN_CLIENTS": ("FED.UNSEEN_CLIENTS", 0),
 }
 COLUMNS = ("plan", "set", "case", "method", "seed", "personal", "balanced", "worst", "hurt",
-           "alone", "alone_balanced", "prior", "pooled", "new", "unseen_clients", "bytes", "rounds",
-           "steps", "seconds", "poor", "poor_alone", "rich", "rich_alone")
+           "alone", "alone_balanced", "prior", "prior_balanced", "pooled", "new", "unseen_clients",
+           "bytes", "rounds", "steps", "seconds", "poor", "poor_alone", "rich", "rich_alone")
 THIRD = 3  # one of so many clients is among the poor, one among the rich
 Row = dict[str, Any]
 
@@ -107,7 +107,8 @@ def _rows(plan: MapPlan, run: FinishedRun) -> Iterator[Row]:
         run.value("personal_balanced"), run.value("personal_worst"),
         (hurt(run.last.get("clients", ()), run.section("references")) or {}).get("share"),
         alone.get("personal"), alone.get("balanced"),
-        run.section("references").get("afl_prior", {}).get("personal"),
+        *(run.section("references").get("afl_prior", {}).get(metric)
+          for metric in ("personal", "personal_balanced")),
         answer.get("pooled", {}).get("personal"), run.value("new"), run.value("unseen_clients"),
         spent.get("bytes_up", 0) / clients / rounds, rounds, spent.get("local_steps"),
         run.seconds, *poor_and_rich(run)), strict=True))

@@ -207,7 +207,8 @@ def _facts(
         "own": questions.own_cases(
             cases, standings, shown["cells"], shown["drawn"], sources.lanes),
         "scanned": ditto > shares,
-        "useless": questions.useless(cases), "shared": questions.shared_deals(
+        "useless": questions.useless(cases, standings, sources.lanes),
+        "shared": questions.shared_deals(
             [lane for lane in sources.lanes if lane.name not in questions.NO_WINS]),
         "commonest": {beta: questions.commonest(beta) for beta in (0.1, 0.3, 1.0)},
         "wide": questions.how_wide(cases),

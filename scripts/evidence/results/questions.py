@@ -55,6 +55,7 @@ class Case:
         ridge, shares: what AFL and AFL plus class shares reach, in percent; None where no run has
             them. The latter is of any run, of any setting, with the same images, clients, backbone
             and seeds. beside: method minus AFL plus class shares, over the pairs that have both.
+        even: class-balanced gain of AFL plus class shares over alone, of the method's runs.
         deals: images, clients and seeds of its runs (``claims.deal_of``).
         exact: whether the interval of ``gain`` compares image by image, over seeds, too.
         fair: the row's method with the highest class-balanced gain, and that gain, in words.
@@ -79,6 +80,7 @@ class Case:
     ridge: float | None = None
     shares: float | None = None
     beside: Contrast | None = None
+    even: Contrast | None = None
     deals: frozenset[tuple[Any, ...]] = frozenset()
     exact: bool = False
     fair: str = "-"
@@ -101,8 +103,8 @@ def _case(one: Standing, lane: Lane) -> Case:
     runs = [run for run in lane.runs if run.method == method]
     own, alone, pooled, ridge, shares = (
         side_of(runs, PERSONAL, key) for key in ("", BEST_ALONE, "pooled", AFL, SHARES))
-    beside = [difference(side_of(runs, metric), side_of(runs, metric, BEST_ALONE))
-              for metric in (BALANCED, WORST)]
+    beside = [difference(side_of(runs, metric, key), side_of(runs, metric, BEST_ALONE))
+              for metric, key in ((BALANCED, ""), (WORST, ""), (BALANCED, SHARES))]
     names = dict.fromkeys(place[0] for place in sorted(own.numbers, key=str))
     rows = []
     for name in names:
@@ -118,7 +120,7 @@ def _case(one: Standing, lane: Lane) -> Case:
         one.short(method), len(one.gains), one.gain_of(method), mean_of_sets(alone),
         mean_of_sets(own), mean_of_sets(pooled), one.gains[method], beside[0], beside[1],
         losers(own, alone), rows,
-        mean_of_sets(ridge), mean_of_sets(shares), difference(own, shares),
+        mean_of_sets(ridge), mean_of_sets(shares), difference(own, shares), beside[2],
         frozenset(map(deal_of, runs)), one.gains[method].images == EXACT, _fair(one, lane))
 
 
@@ -282,18 +284,55 @@ def with_what(standings: Sequence[Standing], unranked: int) -> list[str]:
     return out
 
 
-def useless(every: Sequence[Case]) -> str:
-    """Say which parameters no method should train here: below alone in every setting."""
+def useless(
+    every: Sequence[Case], standings: Sequence[Standing] = (), lanes: Sequence[Lane] = ()
+) -> str:
+    """Say which parameters no method should train here: below alone in every setting.
+
+    A method that a ranking leaves out, because it lacks data sets, can be the exception.
+    """
     by: dict[str, list[Case]] = {}
     for case in every:
         by.setdefault(case.title, []).append(case)
     down = {title: max(some, key=lambda c: c.gain.mean) for title, some in by.items()
             if all(c.sure < 0 for c in some)}
+    others = {title: found for title, best in down.items()
+              if (found := _left_out(title, best.gain.mean, standings, lanes))}
     words = ", ".join(f"{title} ({best.gain.mean:+.1f} points at best)"
-                      for title, best in down.items())
-    return ("What not to train on such small backbones, since the best "
-            f"method is significantly below working alone in every setting: {words}."
-            ) if down else ""
+                      for title, best in down.items() if title not in others)
+    out = [f"What not to train on such small backbones, since the best method is significantly "
+           f"below working alone in every setting: {words}."] if words else []
+    out += [f"Of {title} the ranked methods are below, too ({down[title].gain.mean:+.1f} points "
+            f"at best), but not {found}" for title, found in others.items()]
+    if any("(csc)" in found for found in others.values()):
+        out.append("(csc): a context of words for each class; the others have one for all.")
+    return " ".join(out)
+
+
+def _left_out(
+    title: str, best: float, standings: Sequence[Standing], lanes: Sequence[Lane]
+) -> str:
+    """Name a method that lacks data sets and is not significantly below alone; '' of none.
+
+    Args:
+        title: what is trained; best: the highest gain of those with all data sets, in points.
+    """
+    by_name = {lane.name: lane for lane in lanes}
+    found = []
+    for one in standings:
+        if one.title != title or not one.alike or one.lane in NO_WINS:
+            continue
+        for method in one.lacking:
+            runs = [run for run in by_name[one.lane].runs if run.method == method]
+            own = side_of(runs, PERSONAL)
+            seen = difference(own, side_of(runs, PERSONAL, BEST_ALONE))
+            if seen is not None and seen.apart >= 0 and seen.mean > best:
+                names = dict.fromkeys(dataset_name(place[0]) for place in
+                                      sorted(own.numbers, key=str))
+                found.append((seen.mean, f"{bare(method)} in {one.lane}: {seen.mean:+.1f} "
+                              f"[{seen.low:+.1f}, {seen.high:+.1f}], on {' and '.join(names)} "
+                              "alone."))
+    return max(found)[1] if found else ""
 
 
 def at_our_place(
@@ -422,7 +461,8 @@ def own_cases(
     return [(case, words) for case, words in (
         ("differ by scanner or hospital", _scanners(cells)),
         ("have classes of their own", _disjoint(every)),
-        ("have the same classes and one image of each", _on_map(drawn, "even 10x10")),
+        ("have the same classes and one image of each (10 clients, 10 images)",
+         _on_map(drawn, "even 10x10")),
         ("expect new classes later", _new_classes(standings, lanes)),
         ("are poor beside rich", _poor(drawn)),
     ) if words]

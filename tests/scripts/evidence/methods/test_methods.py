@@ -87,7 +87,8 @@ def row(plan: str, case: str, method: str, personal: float, **more: Any) -> dict
     return dict.fromkeys(COLUMNS) | {
         "plan": plan, "set": "eurosat", "case": case, "method": method, "seed": 1,
         "personal": personal, "balanced": personal, "worst": 30.0, "hurt": 10.0, "alone": 60.0,
-        "alone_balanced": 50.0, "prior": 75.0, "bytes": 2000.0, "rounds": 20} | more
+        "alone_balanced": 50.0, "prior": 75.0, "prior_balanced": 90.0, "bytes": 2000.0,
+        "rounds": 20} | more
 
 
 def test_page_names_the_best_and_what_is_missing(tmp_path: Path) -> None:
@@ -155,9 +156,9 @@ def test_page_names_the_best_and_what_is_missing(tmp_path: Path) -> None:
             row("map-heads", "even 10x10", "Ditto", 81.0), rows[2]]
     assert methods_page.cases_of(more).splitlines()[2:] == [
         "| classes mixed by Dirichlet 0.3 | Ditto | +20.0 | Ditto +30.0 | 10.0 % | - | "
-        "FedAvg +10.0 | +15.0 |",
+        "FedAvg +10.0 | +15.0 (class-balanced +40.0) |",
         "| all classes evenly | FedAvg | +21.5 | FedAvg +31.5 | 10.0 % | Ditto | Ditto +21.0 | "
-        "+15.0 |", "",
+        "+15.0 (class-balanced +40.0) |", "",
         "Means of EuroSAT, clients x images of each on average: 10 x 10."]
     flat = [row("map-heads", "two 10x10", method, value)
             for method, value in (("FedAvg", 60.9), ("Ditto", 59.0))]

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from evidence.results import plans
 from evidence.results.lanes import share_baselines
@@ -15,7 +14,6 @@ from fedvlm.report.collect import Collected
 from fedvlm.runs.bits import BITS
 from fedvlm.runs.cells import ENDING
 from fedvlm.runs.finished import FinishedRun
-from tests.jobs import REPOSITORY
 
 
 def reference(personal: float) -> dict[str, Any]:
@@ -79,12 +77,3 @@ def test_the_published_lanes_share_them(
     first, second = read_lanes([tmp_path / f"{name}{ENDING}" for name in found], tmp_path)
     assert (first.name, second.name) == ("a", "b")
     assert first.runs[0].section("gain")["reference"] == "logreg_names"
-
-
-def test_a_plan_of_more_seeds_differs_from_its_plan_in_name_and_seeds_alone() -> None:
-    """A plan file includes no other, so the five further seeds of a setting are a copy."""
-    folder = REPOSITORY / "configs/results"
-    first, more = (yaml.safe_load((folder / name).read_text(encoding="utf-8"))
-                   for name in ("1_dirichlet.yaml", "more/1c_dirichlet_seeds.yaml"))
-    assert not set(first.pop("seeds")) & set(more.pop("seeds"))
-    assert first.pop("name") != more.pop("name") and first == more

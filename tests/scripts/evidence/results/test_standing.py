@@ -168,6 +168,7 @@ def test_one_round_without_training_stands_beside_the_best_method() -> None:
         "On another data set a gain is sure in none of the 1 comparisons on four data sets or more "
         "(1 have fewer).")
     assert case.untrained == "65.0 / 82.0" and case.beside is not None
+    assert bare.even is None and case.even is not None and case.even.mean == 12.0
     assert case.beside.mean == pytest.approx(80 + 1 / 3 - 82)
     assert ("It reaches at least as much as the best method in 1 of 1 settings, significantly "
             "more in 1 (x).") in federate([case])[-1]
@@ -225,8 +226,8 @@ def test_a_reader_finds_a_case() -> None:
         ("differ by scanner or hospital", "5 to 10 clients that share classes, with five "
          "simulated scanners (filters): Ditto +6.0 points in the median, AFL plus class shares "
          "+2.0; with one scanner for all +9.0 and +8.0 (1 pairs of cells; [map](map/README.md))."),
-        ("have the same classes and one image of each", "AFL +29.0 points (the best two; "
-         "[methods on the map](map/methods.md))."),
+        ("have the same classes and one image of each (10 clients, 10 images)",
+         "AFL +29.0 points (the best two; [methods on the map](map/methods.md))."),
         ("are poor beside rich", "FedAvg +37.0, Ditto +30.0 points (the best two; [methods on the "
          "map](map/methods.md)).")]
     unlike = [one | {"skew": "0.3", "gain": gain} for one, gain in zip(
@@ -265,6 +266,32 @@ def test_what_is_below_alone_everywhere_is_named() -> None:
              case("a", "head", -3.0, -1), case("b", "head", 1.0, 0)]
     assert useless(every).endswith("in every setting: prompt (-16.5 points at best).")
     assert useless(every[2:]) == ""
+
+
+def test_a_variant_that_lacks_data_sets_forbids_that_nobody_should_train() -> None:
+    """FedTV with a context for each class reaches alone where it ran, and rankings leave it out."""
+    every = [cast(Any, SimpleNamespace(lane="x", title=title, sure=-1,
+                                       gain=SimpleNamespace(mean=gain)))
+             for title, gain in (("y", -13.0), ("z", -16.5))]
+    values = {"a": {1: 88.0, 2: 90.0, 3: 89.0}, "b": {1: 70.0, 2: 72.0, 3: 71.0}}
+
+    def told(below: float) -> str:
+        left_out = runs("P", values, tag="csc")
+        for run, spread in zip(left_out, (0.5, 0.0, -0.5) * 2, strict=True):
+            alone = {"personal": run.value("personal") + below + spread}
+            run.section = lambda name, alone=alone: {
+                "gain": {"reference": "logreg"}, "references": {"logreg": alone}}.get(name, {})
+        rest = {name: seeds | {4: 60.0} for name, seeds in values.items()} | {"c": values["a"]}
+        one = standing_of("x", "y", [*runs("P", rest), *runs("Q", rest), *left_out])
+        assert one is not None and one.lacking.keys() == {"P (csc)"}
+        return useless(every, [one], [Lane("x", Collected(left_out))])
+
+    assert told(0.1) == (
+        "What not to train on such small backbones, since the best method is significantly below "
+        "working alone in every setting: z (-16.5 points at best). Of y the ranked methods are "
+        "below, too (-13.0 points at best), but not P (csc) in x: -0.1 [-0.7, +0.5], on a and b "
+        "alone. (csc): a context of words for each class; the others have one for all.")
+    assert told(5.0).endswith("every setting: y (-13.0 points at best), z (-16.5 points at best).")
 
 
 def test_settings_of_the_same_images_are_named() -> None:
