@@ -37,7 +37,15 @@ from evidence.results.lanes import (
     spent_by_folder,
 )
 from evidence.results.standing import NEW, Standing, sentences, standing_of
-from evidence.results.tuning import PLAIN, Search, about, chosen_edges, kind_of, other_ranges
+from evidence.results.tuning import (
+    PLAIN,
+    Search,
+    about,
+    chosen_edges,
+    kind_of,
+    other_ranges,
+    searched_again,
+)
 from fedvlm.core import files
 from fedvlm.core.stats import mean
 from fedvlm.federation.cards import fields
@@ -82,7 +90,8 @@ class Sources:
         lanes: in their order.
         claims: method -> its card's claim; None where it makes none.
         papers: by method and title; cards: the text of a method's card.
-        tuned: what ``tuned.json`` says; empty without.
+        tuned: what ``tuned.json`` says; again: the same of a second search of some entries, in
+            wider ranges; empty without.
         moved: measured facts on another processor; empty without.
         trains: what each entry of ``tuned`` trained (``sweep.tune.tuned.trains_of``).
         search: its noise, curves and hyper-parameters.
@@ -99,6 +108,7 @@ class Sources:
     trains: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     search: Search = field(default_factory=Search)
     distances: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
+    again: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -197,6 +207,7 @@ def _facts(
     former = former_defaults([run for lane in sources.lanes for run in lane.runs
                               if (lane.name, run.method) in by_card])
     ditto, shares = (questions.scanner_gains(shown["cells"]) or [0.0, 0.0])[:2]
+    wider = {str(entry["label"]): entry["score"] for entry in sources.again.get("entries", ())}
     edges = chosen_edges(sources.tuned)
     hours = {row["label"]: row["hours"] for row in tuned.get("rows", ())}
     cost_lane = next((s.lane for s in sections if s.lane.name == COSTS), sections[0].lane)
@@ -232,8 +243,9 @@ def _facts(
         "matrices": questions.win_rates(
             (lane.name, title, runs) for lane in sources.lanes if lane.name not in questions.NO_WINS
             for title, runs in groups(lane, sources.cards, untuned).items() if ranked(title)),
-        "edges": edges, "edge_hours": sum(hours.get(label, 0.0)
-                                          for label in {edge[0] for edge in edges}),
+        "edges": edges, "wider": wider, "again": searched_again(sources.tuned, sources.again),
+        "scores": {row["label"]: row["score"] for row in tuned.get("rows", ())},
+        "edge_hours": [hours.get(label, 0.0) for label in {edge[0] for edge in edges} - set(wider)],
         "hours": [(s.lane.name, sum(float(row["seconds"]) for row in s.protocol) / 3600)
                   for s in sections],
         "by_folder": spent_by_folder(sources.lanes), "search": sources.search,

@@ -41,7 +41,7 @@ EXAMPLES = (
     "python scripts/evidence publish docs/results --take fedmgp.cells.xz --root DATA/",
 )
 DISTANCES, ABLATED = "distances.json", "ablation"  # a lane where it counts what moved at all
-CELLS, TUNED, MOVED = "cells", "tuned.json", "processor.json"
+CELLS, TUNED, AGAIN, MOVED = "cells", "tuned.json", "tuned_wide.json", "processor.json"
 PLANS = "configs/results"
 
 
@@ -111,7 +111,7 @@ def main(args: Namespace) -> int:
     paths = write_page(Sources(
         lanes, claims, papers, card_of, tuned, _sealed(into / MOVED), _trains(tuned),
         search_of(into / TUNED, tuned, papers) if tuned else Search(),
-        _sealed(into / DISTANCES).get("lanes", {}),
+        _sealed(into / DISTANCES).get("lanes", {}), _sealed(into / AGAIN),
     ), into)
     complain(*(n for lane in lanes for n in lane.collected.notes()), prefix="note")
     say(f"page: {paths[0]} ({len(every)} runs, {sum(bool(lane.runs) for lane in lanes)} settings)")

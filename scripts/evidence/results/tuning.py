@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from statistics import fmean
 from typing import Any
 
 from evidence.results.lanes import Lane
@@ -158,6 +159,34 @@ def chosen_edges(record: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
     return out
 
 
+def searched_again(record: Mapping[str, Any], again: Mapping[str, Any]) -> str:
+    """Return what a second search in wider ranges found, in sentences; '' of none.
+
+    Args:
+        record: what ``tuned.json`` says; again: the same of the second search. An entry whose
+            values are equal in both was taken from it.
+    """
+    first = {str(entry["label"]): entry for entry in record.get("entries", ())}
+    pairs = [(first[label], entry) for entry in again.get("entries", ())
+             if (label := str(entry["label"])) in first]
+    if not pairs:
+        return ""
+    taken = [str(new["label"]) for old, new in pairs if old["values"] == new["values"]]
+    gains = {str(new["label"]): new["score"] - old["score"] for old, new in pairs
+             if str(new["label"]) not in taken}
+    most = max(gains, key=lambda label: gains[label], default="")
+    words = [f"{len(pairs)} entries were searched again in the wider ranges, with as many trials "
+             "once more."]
+    if taken:
+        words.append(f"{', '.join(taken)} reached more and {'has' if len(taken) == 1 else 'have'} "
+                     "the values of that search.")
+    if most:
+        words.append(f"The other {len(gains)} keep theirs: at most {gains[most]:+.1f} points "
+                     f"({most}), on average {fmean(gains.values()):+.1f}; the edge did not hold "
+                     "them back.")
+    return " ".join(words)
+
+
 def other_ranges(record: Mapping[str, Any], cards: Callable[[str], str]) -> list[str]:
     """Return which knobs of methods were searched in another range than their cards have now.
 
@@ -174,9 +203,9 @@ def other_ranges(record: Mapping[str, Any], cards: Callable[[str], str]) -> list
             key, _, span = str(knob).partition(" ")
             name = key.rpartition(".")[2]
             if key.startswith("TRAINER.") and spans.get(name, span) != span:
-                out.append(f"{trainer}: {name} was searched in {span}; the method's range is now "
-                           f"{spans[name]}. What these pages say of {trainer} rests on the range "
-                           "that was searched.")
+                out.append(f"{entry['label']}: {name} was searched in {span}; the method's range "
+                           f"is now {spans[name]}. What these pages say of {entry['label']} rests "
+                           "on the range that was searched.")
     return list(dict.fromkeys(out))
 
 

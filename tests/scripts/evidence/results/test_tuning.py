@@ -7,7 +7,13 @@ from typing import Any, cast
 
 import pytest
 
-from evidence.results.tuning import chosen_edges, kind_of, other_ranges, searched
+from evidence.results.tuning import (
+    chosen_edges,
+    kind_of,
+    other_ranges,
+    searched,
+    searched_again,
+)
 from fedvlm.runs.finished import FinishedRun
 from fedvlm.sweep.tune.tuned import trains_of
 
@@ -66,8 +72,8 @@ def test_whose_local_work_was_searched_is_said(work: tuple[str, ...], sentence: 
 
 def test_a_range_that_a_method_has_no_more_is_named() -> None:
     """Optimisers' ranges are every method's, and stand elsewhere on the page."""
-    entries = [{"trainer": "M", "space": ["OPTIM.LR 0.002 to 2 log", f"TRAINER.M.MU {span}",
-                                          "TRAINER.M.TAU 0.1 to 1 log"]}
+    entries = [{"label": "M", "trainer": "M", "space": [
+        "OPTIM.LR 0.002 to 2 log", f"TRAINER.M.MU {span}", "TRAINER.M.TAU 0.1 to 1 log"]}
                for span in ("0.1 to 10 log", "0.1 to 10 log")]
     cards = {"M": "M: a method.\n\nKnobs: MU 0.0 | 10.0; TAU 0.1 to 1 log.\n"}
     assert other_ranges({"entries": entries}, cards.__getitem__) == [
@@ -90,3 +96,16 @@ def test_values_at_the_edge_of_their_range_are_named() -> None:
     assert chosen_edges(record) == [("A", "OPTIM.HEAD.LR", "0.002 to 2 log", "1.9"),
                                     ("C", "MU", "0 to 5", "4.8")]
     assert chosen_edges({}) == []
+
+
+def test_a_second_search_says_what_the_edge_had_held_back() -> None:
+    first, again = ([{"label": label, "values": {"LR": value}, "score": score}
+                     for label, value, score in rows] for rows in (
+        (("MOON", "9", 81.8), ("A", "1", 70.0), ("B", "1", 60.0), ("C", "1", 50.0)),
+        (("MOON", "9", 81.8), ("A", "2", 70.5), ("B", "2", 58.5), ("gone", "1", 1.0))))
+    assert searched_again({"entries": first}, {"entries": again}) == (
+        "3 entries were searched again in the wider ranges, with as many trials once more. "
+        "MOON reached more and has the values of that search. "
+        "The other 2 keep theirs: at most +0.5 points (A), on average -0.5; the edge did not hold "
+        "them back.")
+    assert searched_again({"entries": first}, {}) == ""
