@@ -63,21 +63,31 @@ def better(numbers: dict[str, Any]) -> None:
     """Let every client have every image right, and all that follows from the rows follow."""
     for row in numbers["clients"]:
         row |= {"correct": row["n"], "accuracy": 100.0}
+    derive(numbers)
+
+
+def derive(numbers: dict[str, Any]) -> None:
+    """Let what follows from the rows follow."""
     for name, (rows, formula) in DERIVED.items():
         if name in numbers and numbers.get(rows):
             with contextlib.suppress(KeyError):  # no row has it: null in a run without final steps
                 numbers[name] = formula(numbers[rows], numbers)
 
 
-def forge(folder: Path) -> None:
-    """Make the last round perfect in every file, and seal all of them again."""
+def edit_round(folder: Path, at: int, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change what a round's record holds, and seal the rounds and their states again."""
     path = folder / "metrics.jsonl"
     records, _ = read_metrics(path)
-    better(records[-1])
+    change(records[at])
     path.unlink()
     seals = [append_metrics(path, record) for record in records]
     for state in sorted(folder.glob("state/round_*.json")):
         edit(state, lambda r: r["extra"].update(metrics=seals[r["round"]]))
+
+
+def forge(folder: Path) -> None:
+    """Make the last round perfect in every file, and seal all of them again."""
+    edit_round(folder, -1, better)
 
     def results(record: dict[str, Any]) -> None:
         better(record["results"]["last"])

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 from collections.abc import Callable, Mapping
@@ -20,16 +19,14 @@ from fedvlm.core.errors import FedvlmError
 from fedvlm.data.partition.index_file import canonical_hash
 from fedvlm.runs.bits import BITS, decode_bits, encode_bits
 from fedvlm.runs.identity import identity_digest
-from fedvlm.runs.metrics import append_metrics, read_metrics
 from fedvlm.runs.names import PACKED_FILES
 from fedvlm.runs.seal import seal_of, sha256
 from fedvlm.runs.verify.answer import federation_answer
 from fedvlm.runs.verify.beside import better, gain, hurt, reference_kind
 from fedvlm.runs.verify.check import inspect
 from fedvlm.runs.verify.cover import cover
-from fedvlm.runs.verify.numbers import DERIVED
 from tests import jobs
-from tests.attacks.forge import copy, edit
+from tests.attacks.forge import copy, derive, edit, edit_round
 
 Numbers = dict[str, Any]
 WORDS = ("--num-users", "4", "--peft", "head", "--trainer", "FedAvg", "TEST.PER_IMAGE", "True")
@@ -58,13 +55,6 @@ def add(numbers: Numbers, changes: Mapping[int, int]) -> None:
     derive(numbers)
 
 
-def derive(numbers: Numbers) -> None:
-    for name, (rows, formula) in DERIVED.items():
-        if name in numbers and numbers.get(rows):
-            with contextlib.suppress(KeyError):
-                numbers[name] = formula(numbers[rows], numbers)
-
-
 def rewrite(
     folder: Path, change: Callable[[Numbers], None] | None = None, round_: int = 2,
     results: Callable[[Numbers], None] | None = None,
@@ -72,13 +62,7 @@ def rewrite(
     """Edit a round in every file, or other numbers of the results, and seal all again."""
     path = folder / "metrics.jsonl"
     if path.exists():
-        records, _ = read_metrics(path)
-        if change is not None:
-            change(records[round_])
-        path.unlink()
-        seals = [append_metrics(path, record) for record in records]
-        for state in sorted(folder.glob("state/round_*.json")):
-            edit(state, lambda r: r["extra"].update(metrics=seals[r["round"]]))
+        edit_round(folder, round_, change or (lambda record: None))
 
     def told(record: Numbers) -> None:
         numbers = record["results"]
