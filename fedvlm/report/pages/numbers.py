@@ -30,6 +30,7 @@ from fedvlm.runs.verify.answer import (
     ALONE,
     COSTS,
     PAYS,
+    POOLED,
     TOGETHER,
     UNSHARED,
     WHO,
@@ -224,14 +225,16 @@ def headline_content(run: FinishedRun) -> Html:
 
 
 def all_numbers(run: FinishedRun) -> Html:
-    """Return every accuracy of the run: zero-shot, untrained, chosen on validation, last."""
+    """Return every accuracy: zero-shot, untrained, best alone, last round, selected, pooled."""
+    alone, pooled = _beside(run)
     sections = {
-        "zero-shot": run.section("zero_shot"), "untrained": run.section("untrained"),
+        "zero-shot": run.section("zero_shot"), "untrained": run.section("untrained"), **alone,
         f"round {run.last.get('round')}": run.last,
     }
     selected = run.section("selected")
     if selected:
         sections[f"round {selected.get('round')} (best on validation)"] = selected
+    sections |= pooled
     present = {k: v for k, v in sections.items() if v}
     names = [n for n in run.last if as_float(run.last.get(n)) is not None and _accuracy(n)
              and not repeats_personal(n, run.last)]
@@ -241,6 +244,16 @@ def all_numbers(run: FinishedRun) -> Html:
         rows.append([name, *(cell(decimal(v), v) for v in values),
                      in_measure(metric(name).words, measure_word(run.last))])
     return table(["%", *present, "meaning"], rows, caption="All numbers are percentages")
+
+
+def _beside(run: FinishedRun) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the answer's baselines by their words: the best alone, and pooled if there is one."""
+    answer, found = answer_of(run.results), run.section("references")
+    if answer is None:
+        return {}, {}
+    alone, _, pooled = (who for who, *_ in answer_table(answer, run.method))
+    return {alone: found.get(answer[ALONE]["reference"])}, {
+        pooled: found.get(POOLED) if answer[POOLED] else None}
 
 
 def label_content(run: FinishedRun) -> Html:

@@ -266,6 +266,17 @@ def client_numbers(results: Mapping[str, Any], method: str, client: int) -> list
     return []
 
 
+def alone_by_client(results: Mapping[str, Any]) -> tuple[str, dict[int, float]]:
+    """Return the answer's baseline alone in words, and what each client reaches by it."""
+    answer = answer_of(results)
+    if answer is None:
+        return "", {}
+    name = answer[ALONE]["reference"]
+    return baseline_name(name), {
+        int(row["client"]): float(row["accuracy"])
+        for row in results["references"][name]["clients"] if row["accuracy"] is not None}
+
+
 def head_together(results: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return what a linear head made together in one round reaches, beside the best alone.
 

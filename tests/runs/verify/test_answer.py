@@ -317,6 +317,13 @@ def test_a_wrong_answer_is_found() -> None:
     assert said.startswith("answer is")
 
 
+def heads_of_clients(page: str) -> list[str]:
+    """Return the heads of the table of clients."""
+    table = page[page.index('id="client-table"'):]
+    return [re.sub("<[^>]+>", "", head)
+            for head in re.findall("<th[^>]*>.*?</th>", table[:table.index("</thead>")])]
+
+
 def test_every_reader_has_the_same_words(
     quick_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -333,6 +340,18 @@ def test_every_reader_has_the_same_words(
     assert all(sentence in page for sentence in told)
     for number in (stored["answer"]["alone"]["personal"], stored["answer"]["pooled"]["personal"]):
         assert f"{number:.1f}" in page
+    answer = stored["answer"]
+    heads = re.findall("<th[^>]*>(.*?)</th>", page[page.index('id="numbers"'):])
+    at = [heads.index(who) for who, *_ in answer_table(answer, "FedTV")[::2]]
+    for key, side in (("personal", "personal"), ("personal_balanced", "balanced")):
+        (row,) = [row for row in cells_below(page, 'id="numbers"') if row[0] == key]
+        assert [row[i] for i in at] == [f"{answer[one][side]:.1f}" for one in ("alone", "pooled")]
+    clients = cells_below(page, 'id="client-table"')
+    gains = {int(row[0]): row[heads_of_clients(page).index("gain on alone")] for row in clients}
+    assert [c for c, gain in gains.items() if gain[0] == "\N{MINUS SIGN}"] == answer["worse"]
+    owns = [row[heads_of_clients(page).index("alone (%)")] for row in clients]
+    alone = stored["references"][answer["alone"]["reference"]]["clients"]
+    assert owns == [f"{row['accuracy']:.1f}" for row in alone]
     beside = as_float(stored["answer"]["alone"]["personal"])
     plain = " ".join(re.sub("<[^>]+>", " ", page).split())
     assert f"against {WHO['alone']} ({beside:.1f})" in plain
