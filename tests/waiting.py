@@ -319,6 +319,7 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "start-up: for site files only": ("fedvlm.data.own.site",),
     },
     "fedvlm/job/flags.py": {
+        "start-up: for a mistake only": ("fedvlm.models.load.names",),
         "start-up: NumPy, for a mistake only": ("fedvlm.job.kinds",),
     },
     "fedvlm/job/record.py": {

@@ -148,9 +148,10 @@ class AdvicePage:
             *(f"{words:<{wide}}  {s.personal:>8.1f}  {s.balanced:>8.1f}  {s.worst:>12.1f}"
               for words, s in rows),
             f"Verdict: {advice.verdict}: {advice.why}. {_size(advice)}.",
-            *leaning_lines(advice, self.fewer), _clients(advice, names),
-            *_largest(advice, images, names), *_needed(advice, images, names),
-            *_need_unknown(advice), *_rare(advice, self.classnames), names_sentence(advice),
+            *(text if text.endswith(".") else f"{text}." for text in (
+                *leaning_lines(advice, self.fewer), _clients(advice, names),
+                *_largest(advice, images, names), *_needed(advice, images, names),
+                *_need_unknown(advice), *_rare(advice, self.classnames), names_sentence(advice))),
             *_end(advice, self.command, self.cost, self.alone),
         ]
 

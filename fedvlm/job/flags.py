@@ -35,7 +35,7 @@ from fedvlm.config.engines import ENDED
 from fedvlm.config.families import PEFT_WORDS
 from fedvlm.config.option import literal
 from fedvlm.console.parser import BeforePairs, Loose, MoreNumbers, Parser, Switch, number_words
-from fedvlm.core.errors import ConfigError, did_you_mean, fold
+from fedvlm.core.errors import ConfigError, did_you_mean, fold, nearest
 
 FORKS = ("FedTV", "FedOTP", "FedPGP", "PromptFL")  # whose authors' scripts share many flags
 
@@ -330,6 +330,11 @@ def method_of_rule(rule: str, trainer: str) -> str:
         ConfigError: a rule that the forks do not have, or one that is a method by another name.
     """
     if fold(rule) not in RULES:
+        from fedvlm.models.load.names import COOP_NAMES, TINY  # start-up: for a mistake only
+
+        near = nearest(rule, [*RULES, TINY, *COOP_NAMES])
+        if near and near not in RULES:
+            raise ConfigError(f"--model {rule}: a backbone is chosen with --backbone {near}")
         ours = {"fedprox": "FedProx --peft prompt", "local": "LocalOnly --peft prompt"}
         way = ours.get(fold(rule), f"NAME{did_you_mean(rule, RULES)}")
         raise ConfigError(

@@ -38,6 +38,11 @@ _START = re.compile(rb'\{"after": "([0-9a-f]{64})"\}')  # first line of a file w
 _WIDTH = len(', "seal": ""}') + 64
 
 
+def repeats_personal(name: str, last: Mapping[str, Any]) -> bool:
+    """Whether a number is ``personal`` again: before a final fine-tuning that the run lacks."""
+    return name == "personal_before_ft" and not last.get("finetune")
+
+
 @dataclass(frozen=True)
 class Chain:
     """The lines of a file as far as they hold.

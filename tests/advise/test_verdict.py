@@ -88,15 +88,15 @@ def test_clients_that_are_not_clear_one_by_one_are_counted(yes: Advice) -> None:
     few = replace(yes, gains=(3.0, 3.0, 3.0, -1.0, 20.0, -20.0), margins=(9.0,) * 6)
     lines = AdvicePage(few, CrossValidation((), (), 6, 5, {}, 0.0), [70] * 6, "abcdef").lines()
     assert ("Clients: 1 gain clearly (e +20), 1 lose clearly (f -20), 4 not clear one by one (a "
-            "+3, b +3, c +3, d -1; 3 of these did better together)") in lines
+            "+3, b +3, c +3, d -1; 3 of these did better together).") in lines
 
 
 def test_clients_of_whom_the_same_is_told_are_one_phrase(yes: Advice) -> None:
     trial, many = CrossValidation((), (), 6, 5, {}, 0.0), math.inf
     for needs, says in (
-        ((many,) * 6, "all 6 clients more than 280 (have 70)"),
+        ((many,) * 6, "all 6 clients more than 280 (have 70)."),
         ((many, 90.2, many, None, many, 90.4),
-         "3 clients more than 280 (have 70), b and f about 90 (have 70)"),
+         "3 clients more than 280 (have 70), b and f about 90 (have 70)."),
         ((71.0, 72.0, 73.0, 74.0, 75.0, 71.0),
          "a and f about 71 (have 70), b about 72 (has 70), c about 73 (has 70), "
          "d about 74 (has 70), ..."),
@@ -213,10 +213,10 @@ def test_a_loss_is_said_as_a_loss(
 
 @pytest.mark.parametrize(("points", "margin", "twins", "way", "says"), [
     (14.3, 13.5, 0.0, FEDERATE,
-     "This points to federating: the whole interval, +0.8 to +27.8, is above 0"),
+     "This points to federating: the whole interval, +0.8 to +27.8, is above 0."),
     (-6.0, 7.5, 0.0, ALONE_DOES,
-     "This points to working alone: the interval ends at +1.5, below 2 points"),
-    (5.6, 12.8, 0.0, None, "This points neither way"),
+     "This points to working alone: the interval ends at +1.5, below 2 points."),
+    (5.6, 12.8, 0.0, None, "This points neither way."),
     (14.3, 13.5, 0.5, None, ""),  # images that are not new point nowhere
 ])
 def test_an_open_verdict_says_which_way_it_points(
@@ -228,8 +228,8 @@ def test_an_open_verdict_says_which_way_it_points(
                   sizes=sizes)
     assert few.leaning == way and yes.leaning is None
     more = ("; fewer simulated clients, --num-users 2, have about 48 images each, enough to be "
-            "judged, but sharing adds less there\n")
-    assert (f"{says}{more}" in page(few, fewer=2)) == bool(says)
+            "judged, but sharing adds less there.\n")
+    assert (f"{says[:-1]}{more}" in page(few, fewer=2)) == bool(says)
     assert ("This points" in page(few)) == bool(says) and "This points" not in page(yes)
     assert not says or f"{says}\n" in page(few)
     trial = CrossValidation((), (), 6, 5, {}, 0.0)

@@ -89,6 +89,9 @@ def test_fedavg_over_a_prompt_is_promptfl() -> None:
         method_of_rule("fedprox", "PromptFL")
     with pytest.raises(ConfigError, match=r"choose the method with --trainer NAME; did you mean"):
         method_of_rule("fedavgg", "PromptFL")
+    for word, name in (("ViT-B/16", "ViT-B/16"), ("vit_b16", "ViT-B/16"), ("tiny", "tiny")):
+        with pytest.raises(ConfigError, match=f"backbone is chosen with --backbone {name}$"):
+            method_of_rule(word, "PromptFL")
 
 
 @pytest.mark.parametrize(("trainer", "keys", "want"), [

@@ -32,19 +32,17 @@ from fedvlm.job.results import against
 from fedvlm.job.results.classes import class_lines, per_class
 from fedvlm.job.results.private import HIDDEN, meaning_of, private
 from fedvlm.runs.identity import CAPTIONS, LABEL, LABELS
-from fedvlm.runs.metrics import sentence, spent, totals
+from fedvlm.runs.metrics import repeats_personal, sentence, spent, totals
 from fedvlm.runs.names import method_name
 from fedvlm.runs.private import public_facts
 from fedvlm.runs.verify.answer import (
     ANSWER,
     BARE,
     NEXT,
-    WHO,
     answer_lines,
-    answer_of,
     federation_answer,
     is_retrieval,
-    paid_counts,
+    seeds_lines,
 )
 from fedvlm.runs.verify.beside import References, gain, hurt, reference_kind
 from fedvlm.runs.verify.numbers import CLIENTS, RECALLS
@@ -329,16 +327,17 @@ def cohort_of(built: Built) -> int:
 
 
 def seed_table(results: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the lines of a table over contents of ``results.json``, one per seed.
+    """Return the lines of a table over contents of ``results.json``, one per seed, and the answer.
 
-    Last round of every seed; sample standard deviation (n - 1). A number that a seed lacks is
-    left out.
+    Last round of every seed; sample standard deviation (n - 1). A number that a seed lacks, or
+    that repeats another, is left out.
     """
     seeds = [f"seed {r['protocol']['seed']}" for r in results]
     rows = []
     for name in summary(results[0]["results"]["last"]):
         values = [r["results"]["last"].get(name) for r in results]
-        if None in values:
+        if None in values or all(
+                repeats_personal(name, r["results"]["last"]) for r in results):
             continue
         values = [float(v) for v in values]
         rows.append({
@@ -346,21 +345,7 @@ def seed_table(results: Sequence[Mapping[str, Any]]) -> list[str]:
             **dict(zip(seeds, values, strict=True)),
         })
     return ["", f"over {len(results)} seeds, last round:", *table_lines(rows),
-            *seeds_answer([one["results"] for one in results])]
-
-
-def seeds_answer(results: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return whether federation paid over the seeds, in a line; none where a seed has no answer."""
-    counts = paid_counts(results)
-    found = [one for one in map(answer_of, results) if one is not None]
-    if not counts or len(found) < len(results):
-        return []
-    reached = []
-    for side, who in WHO.items():
-        values = [one[side]["personal"] for one in found if one[side]]
-        reached.append(f"{who} {mean(values):.1f}" if len(values) == len(found) else
-                       f"{who} not known")
-    return [f"{', '.join(reached)} (means over {len(found)} seeds); {counts}."]
+            *seeds_lines([one["results"] for one in results], method_name(results[0]["protocol"]))]
 
 
 def _table(rows: Mapping[str, Row], last: Row) -> list[dict[str, Any]]:
@@ -369,8 +354,7 @@ def _table(rows: Mapping[str, Row], last: Row) -> list[dict[str, Any]]:
     sets: tuple[str, ...] = SETS_COLUMNS if "personal_auroc" in last else ()
     sets = CAPTION_COLUMNS if is_retrieval(last) else sets
     columns = [*COLUMNS, *sets, *(targets if len(targets) <= FEW else ())]
-    if not last.get("finetune"):
-        columns.remove("personal_before_ft")  # the same as personal
+    columns = [name for name in columns if not repeats_personal(name, last)]
     return [
         {"": label} | {k: row[k] for k in columns if k in last and k in row}
         for label, row in rows.items()

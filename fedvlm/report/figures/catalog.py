@@ -17,7 +17,7 @@ from fedvlm.core.spelling import NOT_RANKED
 from fedvlm.report import figures as folder
 from fedvlm.report.figures import style
 from fedvlm.report.figures.drawing.lines import MANY, order_of
-from fedvlm.report.figures.selection import FigureRuns
+from fedvlm.report.figures.selection import FigureRuns, partition_words
 from fedvlm.runs.finished import FinishedRun
 from fedvlm.runs.verify.answer import in_measure
 
@@ -146,7 +146,8 @@ def _apart(figure: FigureModule, data: Any) -> dict[str, Any]:
 def title_of(run: FinishedRun) -> str:
     """Return what a figure of one run is of: method, dataset, partition and seeds."""
     protocol = run.protocol
-    parts = [run.method, str(protocol.get("dataset", "")), str(protocol.get("partition", ""))]
+    parts = [run.method, str(protocol.get("dataset", "")),
+             partition_words(str(protocol.get("partition", "")))]
     seeds = f"seed {protocol.get('seed')}, data seed {protocol.get('data_seed')}"
     return ", ".join([*(p for p in parts if p), seeds])
 

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from fedvlm.config.sections import SKEWED
 from fedvlm.core.stats import mean, sample_std
 from fedvlm.report.figures import style
 from fedvlm.report.figures.drawing import lines
@@ -29,7 +30,15 @@ CAPTION = ("Personal accuracy over shots per class (logarithmic axis): mean and 
            "standard deviation over seeds. The star is zero-shot accuracy; dotted lines join it "
            "to the methods' first points.")
 
-_SHOTS = PLACE.index("shots")
+_SHOTS, _PARTITION = PLACE.index("shots"), PLACE.index("partition")
+IMAGES = "labelled images per class"
+# What shots count, by the first word of a partition; shots of others are not told apart.
+COUNTED = {
+    **dict.fromkeys(("iid", "n_classes", "domain", "natural", "disjoint"),
+                    f"{IMAGES} at each client"),
+    **dict.fromkeys(SKEWED, f"{IMAGES}, all clients together"),
+    "domain_dirichlet": f"{IMAGES} and domain, all clients together",
+}
 _STAR: dict[str, Any] = {"marker": "*", "color": style.INK, "markersize": 8, "linestyle": "none",
                          "markeredgewidth": 0, "clip_on": False, "zorder": 4}
 rows = partial(lines.rows_of, x_name="shots")
@@ -42,10 +51,12 @@ def select(selection: FigureRuns) -> list[LinePanel] | str:
     all places have; its spread is that over seeds of the mean over places.
     """
     every: dict[tuple[Any, ...], dict[str, dict[int, RunGroup]]] = {}
+    dealt: dict[tuple[Any, ...], str] = {}
     for group in selection.groups:
         shots = group.place[_SHOTS]
         if isinstance(shots, int) and shots > 0:
             rest = group.place[:_SHOTS] + group.place[_SHOTS + 1 :]
+            dealt[rest] = _counted(str(group.place[_PARTITION]))
             every.setdefault(rest, {}).setdefault(group.label, {})[shots] = group
     places = {place: methods for place, methods in every.items()
               if len(set().union(*methods.values())) > 1}
@@ -53,11 +64,11 @@ def select(selection: FigureRuns) -> list[LinePanel] | str:
     panels: list[LinePanel] = []
     stars: list[float | None] = []
     names = titles(list(places), [key for key in PLACE if key != "shots"])
-    for title, methods in zip(names, places.values(), strict=True):
+    for title, (place, methods) in zip(names, places.items(), strict=True):
         stars.append(_zero_shot(methods.values(), metric))
         over = [_over_shots(label, [by_shots], metric) for label, by_shots in methods.items()]
         panels.append(LinePanel(title, _drawable(over), stars[-1], metric,
-                            _levels(methods.values(), metric)))
+                            _levels(methods.values(), metric), dealt[place]))
     if len(places) > 1:
         first, *others = places.values()
         shared = [label for label in first if all(label in methods for methods in others)]
@@ -65,7 +76,8 @@ def select(selection: FigureRuns) -> list[LinePanel] | str:
                 for label in shared]
         star = None if None in stars else mean(stars)
         panels.append(LinePanel(f"average of {len(places)}", _drawable(over), star, metric,
-                            mean_levels([panel.levels for panel in panels])))
+                            mean_levels([panel.levels for panel in panels]),
+                            _common(panel.counts for panel in panels)))
     return [panel for panel in panels if panel.lines] or "the runs of no dataset differ in shots"
 
 
@@ -75,8 +87,24 @@ def draw(panels: Sequence[LinePanel], title: str = "", width: float = style.PAGE
     extra = [(Line2D([], [], **_STAR), "zero-shot")] if has_star else []
     return lines.draw_panels(
         panels, width, 1.75 if len(panels) > 1 else 2.6, _fill,
-        x_label="labelled images per class and client", extra=extra, markers=True, direct=False,
+        x_label=_common(panel.counts for panel in panels), extra=extra, markers=True,
+        direct=False,
     )
+
+
+def _counted(partition: str) -> str:
+    """Return what shots count under a partition (see ``data.partition.kinds``).
+
+    Of a class that all clients hold (``disjoint`` with ``-repeat``) each has a share.
+    """
+    kind = partition.partition("-")[0]
+    return IMAGES if "-repeat" in partition else COUNTED.get(kind, IMAGES)
+
+
+def _common(counts: Iterable[str]) -> str:
+    """Return what shots count, where all panels agree."""
+    several = set(counts)
+    return (several.pop() if len(several) == 1 else "") or IMAGES
 
 
 def _fill(axes: Axes, panel: LinePanel, order: Mapping[str, int | None]) -> None:

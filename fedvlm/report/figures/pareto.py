@@ -119,9 +119,10 @@ def draw(planes: Sequence[Plane], title: str = "", width: float = style.PAGE) ->
             (Line2D([], [], **_look(n)), f"{n} {style.cut_label(label, LABEL_LENGTH)}")
             for label, n in numbers.items()
         ]
-        others = Line2D([], [], linestyle="none", marker="o", markersize=3, color=style.REST)
-        legend_above(figure, {}, extra=[*key, (others, "another is better with as few bytes"),
-                                        *legend_of(plane.levels for plane in planes)])
+        if any(point.label not in plane.front for plane in planes for point in plane.points):
+            others = Line2D([], [], linestyle="none", marker="o", markersize=3, color=style.REST)
+            key.append((others, "another is better with as few bytes"))
+        legend_above(figure, {}, extra=[*key, *legend_of(plane.levels for plane in planes)])
         figure.draw_without_rendering()  # the layout is known after this
         for at, each in zip(drawn, axes, strict=True):
             _write_numbers(each, at, numbers)

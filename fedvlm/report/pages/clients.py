@@ -10,13 +10,12 @@ from fedvlm.core.errors import DataError
 from fedvlm.report.collect import as_float
 from fedvlm.report.pages.grid import table
 from fedvlm.report.pages.html import Content, Html, cell, decimal, element, signed_text
-from fedvlm.report.pages.numbers import megabyte_text
+from fedvlm.report.pages.numbers import FEW, megabyte_text
 from fedvlm.runs.names import read_partition
 from fedvlm.runs.private import read_private
-from fedvlm.runs.verify.answer import measure_word
+from fedvlm.runs.verify.answer import alone_by_client, measure_word
 
 LENGTH = 40  # points of a client's curve at most
-FEW = 30  # clients whose table is shown whole
 COLUMNS = {"client", "n", "correct", "accuracy"}  # keys of a client with a column of their own
 PLAIN = {  # what is no percentage: its unit and decimals
     "positives": ("", 0), "broken": ("", 0), "temperature": ("", 3), "nll": (" (nats)", 3),
@@ -24,12 +23,15 @@ PLAIN = {  # what is no percentage: its unit and decimals
 }
 
 
-def client_table(folder: Path, records: Sequence[Mapping[str, Any]]) -> Html:
+def client_table(
+    folder: Path, records: Sequence[Mapping[str, Any]], results: Mapping[str, Any]
+) -> Html:
     """Return one row per client, as the last evaluated round found it; nothing without any.
 
     Args:
         folder: the run's; its ``partition.csv`` gives domains, classes and training images.
         records: the run's rounds.
+        results: the run's, of whose answer is what each client reaches alone.
     """
     evaluated = [r for r in records if r.get("clients")]
     if not evaluated:
@@ -47,9 +49,12 @@ def client_table(folder: Path, records: Sequence[Mapping[str, Any]]) -> Html:
     sent = [_bytes(records, way) for way in ("up", "down")]
     names = read_private(folder)["clients"]
     measure = measure_word(next(iter(last.values()), {}))
+    baseline, alone = alone_by_client(results)
     heads: list[Content] = ["client", *(["name"] if names else []),
                             *(["domain"] if domains else []), *_counts(data), "test images",
-                            f"{measure} (%)", "gain on start", "over rounds",
+                            f"{measure} (%)",
+                            *(["alone (%)", "gain on alone"] if alone else []),
+                            "gain on start", "over rounds",
                             *(name + PLAIN.get(name, (" (%)", 1))[0] for name in more),
                             "last loss", "sent", "received"]
     rows: list[Sequence[Content]] = []
@@ -57,13 +62,14 @@ def client_table(folder: Path, records: Sequence[Mapping[str, Any]]) -> Html:
         there = data.get(client, {})
         accuracy, start = as_float(one.get("accuracy")), as_float(
             first.get(client, {}).get("accuracy"))
-        gain = None if accuracy is None or start is None else accuracy - start
+        own = alone.get(client)
         rows.append([
             client, *([names[client] if client < len(names) else ""] if names else []),
             *([str(there.get("domain", ""))] if domains else []),
             *(there.get(key, 0) for key in _counts(data).values()), one.get("n", 0),
             cell(decimal(accuracy), accuracy),
-            cell("" if gain is None else signed_text(gain), gain),
+            *([cell(decimal(own), own), _gain(accuracy, own)] if alone else []),
+            _gain(accuracy, start),
             _spark(curves[client], low, high),
             *(cell(decimal(as_float(one.get(k)), PLAIN.get(k, ("", 1))[1]), as_float(one.get(k)))
               for k in more),
@@ -74,10 +80,17 @@ def client_table(folder: Path, records: Sequence[Mapping[str, Any]]) -> Html:
         f"{len(rows)} clients after round {evaluated[-1].get('round')}; gain: on the untrained "
         f"model of round {evaluated[0].get('round')}; curves from {low:.0f} to {high:.0f} %"
     )
+    if alone:
+        words += f"; alone: {baseline}"
     if names:
         words += "; the names are this machine's (private.json): this page is not for others"
     return table(heads, rows, caption=words, sortable=True, tall=len(rows) > FEW,
                  key="client-table")
+
+
+def _gain(value: float | None, other: float | None) -> Html:
+    gain = None if value is None or other is None else value - other
+    return cell("" if gain is None else signed_text(gain), gain)
 
 
 def _holdings(folder: Path) -> dict[int, dict[str, Any]]:

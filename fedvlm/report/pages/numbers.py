@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedvlm.core.errors import DataError
+from fedvlm.core.stats import mean
 from fedvlm.report.collect import as_float
-from fedvlm.report.pages.grid import table
+from fedvlm.report.figures.selection import FigureRuns, RunGroup, titles
+from fedvlm.report.pages.grid import row_of, table
 from fedvlm.report.pages.html import (
     Content,
     Html,
@@ -23,26 +25,34 @@ from fedvlm.report.tables.caption import NOT_COMPARABLE
 from fedvlm.report.tables.metrics import DEFINED, metric
 from fedvlm.runs.finished import FinishedRun
 from fedvlm.runs.identity import LABELS
+from fedvlm.runs.metrics import repeats_personal
 from fedvlm.runs.verify.answer import (
     ALONE,
     COSTS,
     PAYS,
+    POOLED,
+    TOGETHER,
+    UNSHARED,
     WHO,
     answer_columns,
     answer_of,
     answer_sentences,
     answer_table,
+    baseline_name,
     in_measure,
+    mean_answer,
     measure_word,
+    seeds_sentences,
+    worse_count,
 )
 
 # Of a run's notes: those without which its numbers mislead.
 DOUBTS = (NOT_COMPARABLE, "have the same bytes as a training image",
           "hold nearly the same images", "look nearly the same as a training image")
-_BEFORE = "personal_before_ft"
+FEW = 30  # rows of a table that is shown whole
 HEADLINE = (
     "personal", "global", "base_all", "new", "hm2", "hm3", "cm", "unseen", "unseen_personal",
-    "targets", _BEFORE, "personal_worst", "unseen_clients",
+    "targets", "personal_before_ft", "personal_worst", "unseen_clients",
 )
 SETTINGS = {
     "personal": "all classes are trained on by some client",
@@ -119,21 +129,67 @@ def answer_content(run: FinishedRun) -> Html:
     answer = answer_of(run.results)
     if answer is None:
         return element("p", *answer_sentences(run.results, run.method))
-    rows = [[who, cell(mine, as_float(mine)), cell(even, as_float(even))]
-            for who, mine, even in answer_table(answer, run.method)]
     words = answer_sentences(run.results, run.method)
     kind = {PAYS: "up", COSTS: "down"}.get(answer["verdict"])
     return join_content([
-        table(list(answer_columns(answer)), rows,
-              caption="Mean over clients, on their own test images"),
+        _answer_rows(answer, run.method),
         *(element("p", text, class_=kind if not at else None)
           for at, text in enumerate(words)),
     ])
 
 
-def repeats_personal(name: str, last: Mapping[str, Any]) -> bool:
-    """Whether a number is ``personal`` again: before a final fine-tuning that the run lacks."""
-    return name == _BEFORE and not last.get("finetune")
+def _answer_rows(answer: Mapping[str, Any], method: str) -> Html:
+    """Return a run's answer, or the mean over seeds, in three rows."""
+    rows = [[who, cell(mine, as_float(mine)), cell(even, as_float(even))]
+            for who, mine, even in answer_table(answer, method)]
+    return table(list(answer_columns(answer)), rows,
+                 caption="Mean over clients, on their own test images")
+
+
+def seeds_content(selection: FigureRuns) -> Html:
+    """Return whether federation paid, means over seeds; nothing where no runs have an answer.
+
+    Of one method on one data set as ``answer_content`` has it, of more with a row for each.
+    """
+    found = [(group, answer) for group in selection.groups
+             if (answer := mean_answer([run.results for run in group.runs.values()]))]
+    if not found:
+        return Html("")
+    (group, answer), *more = found
+    if not more:
+        runs = list(group.runs.values())
+        if len(runs) == 1:
+            return answer_content(runs[0])
+        words = seeds_sentences([run.results for run in runs])
+        return join_content([_answer_rows(answer, runs[0].method),
+                             *(element("p", text) for text in words)])
+    return _answer_grid(found)
+
+
+def _answer_grid(found: Sequence[tuple[RunGroup, Mapping[str, Any]]]) -> Html:
+    """Return the mean answer of each method and place in a row."""
+    places = list(dict.fromkeys(group.place for group, _ in found))
+    names = dict(zip(places, titles(places), strict=True)) if len(places) > 1 else {}
+    _, first, second = answer_columns(found[0][1])
+    rows = []
+    for group, answer in found:
+        shares = answer["verdict"] != UNSHARED
+        numbers = [as_float((answer[side] or {}).get(key)) if shares or side != TOGETHER else None
+                   for side in WHO
+                   for key in ("personal", "auroc" if "measure" in answer else "balanced")]
+        worse = cell(worse_count(answer), mean(answer["worse"])) if shares else \
+            cell(decimal(None), None)
+        rows.append(row_of([
+            group.label, *([names[group.place]] if names else []), len(group.runs),
+            baseline_name(answer[ALONE]["reference"]), *(cell(decimal(v), v) for v in numbers),
+            worse,
+        ], data_method=group.label))
+    heads = ["method", *(["data set"] if names else []), "seeds", "best baseline alone",
+             *(f"{who}: {key} (%)" for who in WHO.values() for key in (first, second)),
+             "clients that do better alone"]
+    return table(heads, rows, sortable=True, tall=len(rows) > FEW,
+                 caption="Means over seeds and clients, on the clients' own test images; methods "
+                         "that share nothing have no number together")
 
 
 def headline_content(run: FinishedRun) -> Html:
@@ -169,14 +225,16 @@ def headline_content(run: FinishedRun) -> Html:
 
 
 def all_numbers(run: FinishedRun) -> Html:
-    """Return every accuracy of the run: zero-shot, untrained, chosen on validation, last."""
+    """Return every accuracy: zero-shot, untrained, best alone, last round, selected, pooled."""
+    alone, pooled = _beside(run)
     sections = {
-        "zero-shot": run.section("zero_shot"), "untrained": run.section("untrained"),
+        "zero-shot": run.section("zero_shot"), "untrained": run.section("untrained"), **alone,
         f"round {run.last.get('round')}": run.last,
     }
     selected = run.section("selected")
     if selected:
         sections[f"round {selected.get('round')} (best on validation)"] = selected
+    sections |= pooled
     present = {k: v for k, v in sections.items() if v}
     names = [n for n in run.last if as_float(run.last.get(n)) is not None and _accuracy(n)
              and not repeats_personal(n, run.last)]
@@ -186,6 +244,16 @@ def all_numbers(run: FinishedRun) -> Html:
         rows.append([name, *(cell(decimal(v), v) for v in values),
                      in_measure(metric(name).words, measure_word(run.last))])
     return table(["%", *present, "meaning"], rows, caption="All numbers are percentages")
+
+
+def _beside(run: FinishedRun) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the answer's baselines by their words: the best alone, and pooled if there is one."""
+    answer, found = answer_of(run.results), run.section("references")
+    if answer is None:
+        return {}, {}
+    alone, _, pooled = (who for who, *_ in answer_table(answer, run.method))
+    return {alone: found.get(answer[ALONE]["reference"])}, {
+        pooled: found.get(POOLED) if answer[POOLED] else None}
 
 
 def label_content(run: FinishedRun) -> Html:

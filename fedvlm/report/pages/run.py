@@ -27,7 +27,7 @@ def run_page(run: FinishedRun, card: str = "", title: str = "", origin: str = ""
         PageSection("numbers", "All numbers", numbers.all_numbers(run)),
         *([PageSection("labels", "Labels", labels)] if labels else []),
         PageSection("figures", "Figures", figures.of_run(run)),
-        PageSection("clients-section", "Clients", client_table(run.path, records)),
+        PageSection("clients-section", "Clients", client_table(run.path, records, run.results)),
         PageSection("work", "Work and traffic", join_content([
             numbers.work_content(run), numbers.traffic(run)])),
         PageSection("released", "What the run gave away", gifts(run)),

@@ -32,7 +32,7 @@ from fedvlm.report.pages.html import (
     search,
 )
 from fedvlm.report.pages.journal import SweepJournal, journals
-from fedvlm.report.pages.numbers import box
+from fedvlm.report.pages.numbers import box, seeds_content
 from fedvlm.report.pages.origin import method_card
 from fedvlm.report.pages.svg import COLOURS
 from fedvlm.report.pages.tables import groups, of_group
@@ -69,6 +69,7 @@ def sweep_page(
     ]
     gaps = join_content([_missing(collected, sweeps, here), items(problems)])
     parts = [
+        PageSection("answer", "Does federation pay?", seeds_content(selection)),
         PageSection("methods", "Methods", _methods(selection)),
         PageSection("tables", "Tables", join_content(tables)),
         PageSection("figures", "Figures", figures.of_runs(selection)),

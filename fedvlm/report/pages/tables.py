@@ -9,13 +9,13 @@ from fedvlm.core.errors import ConfigError
 from fedvlm.report.collect import Collected
 from fedvlm.report.pages.grid import row_of, table
 from fedvlm.report.pages.html import Html, cell, element, items, join_content
-from fedvlm.report.pages.numbers import repeats_personal
 from fedvlm.report.tables.cells import AVERAGE, BEST, H_OF_AVERAGES, PEER, TableCell
 from fedvlm.report.tables.facts import BEFORE, KINDS, facts_of
 from fedvlm.report.tables.metrics import known_metrics, metric
 from fedvlm.report.tables.papers import Paper
 from fedvlm.report.tables.table import ReportTable, Spec, tables
 from fedvlm.runs.finished import FinishedRun
+from fedvlm.runs.metrics import repeats_personal
 
 ACCURACIES = (
     "personal", "global", "base_all", "base_other", "new", "hm2", "hm3", "cm", "unseen",

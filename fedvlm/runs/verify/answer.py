@@ -2,7 +2,8 @@
 
 One function computes the answer from a run's results, one writes it in words; the console,
 ``log.txt``, ``results.json``, the report page, ``fedvlm show`` and a model's card all show these.
-Tables and pages of several runs count them (``paid_counts``). ``fedvlm verify`` computes it again.
+Over seeds ``mean_answer`` is their mean: the console after ``--seeds`` and the page of several runs
+show it. ``fedvlm verify`` computes a run's answer again.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedvlm.core.spelling import quote_name
+from fedvlm.core.stats import mean
 from fedvlm.runs.bits import (
     GROUP,
     LAST,
@@ -116,6 +118,43 @@ def answer_of(results: Mapping[str, Any]) -> Mapping[str, Any] | None:
     if goes_around(results):
         return None
     return results.get(ANSWER) or federation_answer(results)
+
+
+def mean_answer(several: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Return the mean of the answers of runs that differ in their seeds; None if one has none.
+
+    Args:
+        several: the section ``results`` of each run.
+
+    Returns:
+        As ``federation_answer``, with ``worse`` (how many clients reach more alone) and ``of`` by
+        run, and without ``margin``. ``verdict`` is unshared where that is a run's, else empty.
+    """
+    found = [answer for one in several if (answer := answer_of(one)) is not None]
+    if not found or len(found) < len(several):
+        return None
+    names = {one[ALONE]["reference"] for one in found}
+    sides = {name: _mean_side([one[name] for one in found]) for name in WHO}
+    sides[ALONE] = {**(sides[ALONE] or {}),
+                    "reference": names.pop() if len(names) == 1 else "the best of each seed"}
+    return {
+        **sides, "points": mean(one["points"] for one in found),
+        "balanced_points": _mean_known([one["balanced_points"] for one in found]),
+        "worse": [len(one["worse"]) for one in found], "of": [one["of"] for one in found],
+        "verdict": UNSHARED if any(one["verdict"] == UNSHARED for one in found) else "",
+    } | ({"measure": found[0]["measure"]} if "measure" in found[0] else {})
+
+
+def _mean_side(several: Sequence[Row | None]) -> dict[str, Any] | None:
+    known = [one for one in several if one is not None]
+    if len(known) < len(several):
+        return None
+    return {key: _mean_known([one.get(key) for one in known])
+            for key in ("personal", "balanced", "auroc") if key in known[0]}
+
+
+def _mean_known(values: Sequence[float | None]) -> float | None:
+    return None if None in values else mean(values)
 
 
 def best_alone(found: Mapping[str, Row]) -> str:
@@ -227,6 +266,17 @@ def client_numbers(results: Mapping[str, Any], method: str, client: int) -> list
     return []
 
 
+def alone_by_client(results: Mapping[str, Any]) -> tuple[str, dict[int, float]]:
+    """Return the answer's baseline alone in words, and what each client reaches by it."""
+    answer = answer_of(results)
+    if answer is None:
+        return "", {}
+    name = answer[ALONE]["reference"]
+    return baseline_name(name), {
+        int(row["client"]): float(row["accuracy"])
+        for row in results["references"][name]["clients"] if row["accuracy"] is not None}
+
+
 def head_together(results: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return what a linear head made together in one round reaches, beside the best alone.
 
@@ -336,14 +386,45 @@ def _test_images(results: Mapping[str, Any]) -> int:
 def answer_lines(results: Mapping[str, Any], method: str) -> list[str]:
     """Return a run's answer as lines of text: a table of three rows, then ``answer_sentences``."""
     answer, told = answer_of(results), answer_sentences(results, method)
+    return told if answer is None else [*_table_lines(answer, method), *told]
+
+
+def seeds_lines(several: Sequence[Mapping[str, Any]], method: str) -> list[str]:
+    """Return the mean answer over seeds in lines of text; none where a seed has no answer."""
+    answer = mean_answer(several)
+    return [] if answer is None else [*_table_lines(answer, method), *seeds_sentences(several)]
+
+
+def seeds_sentences(several: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return how the mean answer over seeds is made, and in how many runs federation pays."""
+    answer = mean_answer(several)
     if answer is None:
-        return told
+        return []
+    over = f"Means over {len(several)} seeds"
+    if answer["verdict"] == UNSHARED:
+        return [f"{over}. The clients shared nothing in these runs, so they do not show whether "
+                "federation pays."]
+    even = answer["balanced_points"]
+    beside = "" if even is None else f", class-balanced {even:+.1f}"
+    each = ", ".join(map(str, answer["worse"]))
+    return [f"{over}: {answer['points']:+.1f} points against the best alone{beside}; "
+            f"{worse_count(answer)} clients do better alone (by seed: {each}).",
+            f"Seed by seed, {paid_counts(several)}."]
+
+
+def worse_count(answer: Mapping[str, Any]) -> str:
+    """Return how many clients reach more alone, of how many: the means of a mean answer."""
+    worse, of = (round(mean(answer[key]) or 0.0, 1) for key in ("worse", "of"))
+    return f"{worse:g} of {of:g}"
+
+
+def _table_lines(answer: Mapping[str, Any], method: str) -> list[str]:
+    """Return ``answer_table`` as lines of text below its head."""
     rows = answer_table(answer, method)
     wide = max(len(row[0]) for row in rows)
     name, first, second = answer_columns(answer)
-    head = f"{name:<{wide}}  {first:>8}  {second:>14}"
-    table = [f"{who:<{wide}}  {mine:>8}  {even:>14}" for who, mine, even in rows]
-    return [head, *table, *told]
+    return [f"{who:<{wide}}  {mine:>8}  {even:>14}" for who, mine, even in (
+        (name, first, second), *rows)]
 
 
 def worse_names(results: Mapping[str, Any], names: Sequence[str]) -> list[str]:

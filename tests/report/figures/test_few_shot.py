@@ -37,6 +37,28 @@ def test_references_are_averaged_where_all_places_have_one() -> None:
     assert mean_levels([]) == []
 
 
+@pytest.mark.parametrize(("partitions", "words"), [
+    (["iid-K2-f1"] * 2, "labelled images per class at each client"),
+    (["disjoint-K2-f1", "n_classes-2-K2-f1"], "labelled images per class at each client"),
+    (["disjoint-repeat0.2-K2-f1"] * 2, "labelled images per class"),
+    (["dirichlet-1-K5-f1", "quantity-1-K5-f1"], "labelled images per class, all clients together"),
+    (["domain_dirichlet-1-K5-f1"] * 2,
+     "labelled images per class and domain, all clients together"),
+    (["sites-K2-f1"] * 2, "labelled images per class"),
+    (["iid-K2-f1", "dirichlet-1-K5-f1"], "labelled images per class"),
+])
+def test_the_axis_says_whose_images_are_counted(
+    tmp_path: Path, partitions: list[str], words: str
+) -> None:
+    """Shots are drawn by each client, or once and then dealt: ``data.partition.kinds``."""
+    runs = []
+    for name, partition in zip(("One", "Two"), partitions, strict=True):
+        for shots in (1, 2):
+            runs.append(make(tmp_path, "A", 1, [0, 10.0 + shots], shots=shots, dataset=name))
+            runs[-1].protocol["partition"] = partition  # type: ignore[index]
+    assert few_shot.draw(few_shot.select(FigureRuns(runs))).get_supxlabel() == words
+
+
 def test_few_shot_needs_two_numbers_of_shots(tmp_path: Path) -> None:
     selection = FigureRuns([make(tmp_path, "A", 1, [0, 5])])
     assert few_shot.select(selection) == "the runs of no dataset differ in shots"

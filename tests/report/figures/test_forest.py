@@ -133,6 +133,14 @@ def test_methods_of_the_front_that_stand_close_are_told_apart() -> None:
     assert not any(a.overlaps(b) for a, b in zip(boxes, boxes[1:], strict=False))
 
 
+@pytest.mark.parametrize("worse", [False, True])
+def test_a_legend_has_the_others_where_there_are_any(worse: bool) -> None:
+    points = [ParetoPoint("a", 1, 50, None, 1), ParetoPoint("b", 2, 40 if worse else 60, None, 1)]
+    (legend,) = pareto.draw([pareto.Plane("x", points, pareto.front_of(points))]).legends
+    words = [text.get_text() for text in legend.get_texts()]
+    assert ("another is better with as few bytes" in words) == worse
+
+
 @pytest.mark.parametrize("figure", [forest, distribution, client_gain, pareto])
 def test_many_methods_fit_a_narrow_and_a_wide_page(figure, many: list[FinishedRun]) -> None:
     papers = {"M0": Paper("M0", "no collaboration"), "M1": Paper("M1", "personal models")}

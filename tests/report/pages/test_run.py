@@ -95,8 +95,8 @@ def test_a_clients_numbers_have_their_units(tmp_path: Path):
     (tmp_path / "partition.csv").write_text("client,domain,part,class,images\n0,,train,a,5\n")
     row = {"client": 0, "n": 10, "correct": 5, "accuracy": 50.0, "macro_f1": 41.26, "nll": 1.2345,
            "ece": 7.0, "broken": 2, "temperature": 1.5}
-    found = Reader(str(client_table(tmp_path, [{"round": 1, "clients": [row]}]))).text(
-        "client-table")
+    found = Reader(str(client_table(
+        tmp_path, [{"round": 1, "clients": [row]}], {}))).text("client-table")
     assert "macro_f1 (%) nll (nats) ece (%) broken temperature last loss" in found
     assert "41.3 1.234 7.0 2 1.500" in found
 

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 import fedvlm
-from fedvlm.job.results.end import seeds_answer
+from fedvlm.job.results import seed_table
 from fedvlm.report.collect import as_float, collect
 from fedvlm.report.pages import figures
 from fedvlm.report.pages.html import Html
 from fedvlm.report.pages.run import run_page
+from fedvlm.report.pages.sweep import sweep_page
 from fedvlm.report.tables.facts import KINDS, facts_of
 from fedvlm.report.tables.metrics import metric, metric_value
 from fedvlm.runs.finished import FinishedRun
@@ -28,9 +29,14 @@ from fedvlm.runs.verify.answer import (
     client_numbers,
     federation_answer,
     head_together,
+    mean_answer,
+    seeds_lines,
 )
 from fedvlm.runs.verify.beside import disagreements
 from tests import jobs
+from tests.report.page_runs import cells_below
+from tests.report.table_runs import reference
+from tests.report.tables.test_rivals import write
 
 
 def rows(*accuracies: float | None, n: int = 50) -> list[dict[str, Any]]:
@@ -222,11 +228,84 @@ def test_a_method_keeps_its_small_letter() -> None:
 
 def test_several_seeds_have_one_answer() -> None:
     runs = [results(value, *[value] * 3) for value in (90.0, 70.0, 50.0)]
-    assert seeds_answer(runs) == [
-        "each client alone 70.0, together 70.0, all images in one place 90.0 (means over 3 seeds); "
-        "federation pays in 1 of 3, is worse than alone in 1, test images cannot tell in 1."]
-    assert seeds_answer([*runs, {"last": {"personal": None}}]) == []
-    assert seeds_answer([results(90.0, 90.0, 90.0, 90.0, sent=0)]) == []
+    runs[0]["last"]["personal_balanced"] = 80.0
+    rows = ["accuracy (%)                             personal  class-balanced",
+            "each client alone (logistic regression)      70.0            40.0",
+            "together (FedTV)                             70.0            70.0",
+            "all images in one place (pooled)             90.0            90.0"]
+    assert seeds_lines(runs, "FedTV") == [
+        *rows, "Means over 3 seeds: +0.0 points against the best alone, class-balanced +30.0; 1.3 "
+        "of 3 clients do better alone (by seed: 0, 1, 3).",
+        "Seed by seed, federation pays in 1 of 3, is worse than alone in 1, test images cannot "
+        "tell in 1."]
+    assert seeds_lines([*runs, {"last": {"personal": None}}], "FedTV") == []
+    for one in runs:
+        one["spent"] = {"bytes_up": 0, "bytes_down": 0}
+    assert seeds_lines(runs, "FedTV")[2:] == [
+        "FedTV, which shares nothing                  70.0            70.0", rows[3],
+        "Means over 3 seeds. The clients shared nothing in these runs, so they do not show whether "
+        "federation pays."]
+
+
+def test_the_mean_over_seeds_is_of_what_all_of_them_know() -> None:
+    """Two baselines are named as neither, and a number that one seed lacks is not known."""
+    one, two = (results(90.0, 90.0, 90.0, 90.0) for _ in range(2))
+    own = federation_answer(one) or {}
+    assert mean_answer([one]) == {
+        **{key: value for key, value in own.items() if key != "margin"},
+        "worse": [0], "of": [3], "verdict": ""}
+    two["references"]["zero_shot"] = two["references"]["logreg"] | {"personal": 71.0}
+    del two["references"]["pooled"], two["last"]["personal_balanced"]
+    answer = mean_answer([one, two]) or {}
+    assert answer_table(answer, "FedTV") == [
+        ("each client alone (the best of each seed)", "70.5", "40.0"),
+        ("together (FedTV)", "90.0", "not known"),
+        ("all images in one place (pooled)", "not known", "not known")]
+    assert answer["balanced_points"] is None
+
+
+@pytest.mark.parametrize("tuned", [False, True])
+def test_a_number_before_fine_tuning_stands_over_seeds_where_there_was_one(tuned: bool) -> None:
+    last = {"personal": 60.0, "personal_before_ft": 60.0} | (
+        {"finetune": {"epochs": 1}} if tuned else {})
+    told = [{"protocol": {"trainer": "FedAvg", "seed": seed}, "results": {"last": last}}
+            for seed in (1, 2)]
+    lines = "\n".join(seed_table(told))
+    assert ("personal_before_ft" in lines) == tuned and "personal" in lines
+
+
+def test_console_and_page_say_the_same_of_seeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By hand: 50 alone in both seeds, 50 and 80 together, 90 in one place."""
+    monkeypatch.setattr(figures, "of_runs", lambda runs: Html(""))
+    sides = {"logreg": reference("alone", 6, 4) | {"personal_balanced": 30.0},
+             "pooled": reference("bound", 9, 9) | {"personal_balanced": 70.0}}
+    for seed, right, even in ((1, 5, 40.0), (2, 8, 50.0)):
+        write(tmp_path, "FedAvg", right, right, seed=seed, sections={"references": sides},
+              last={"personal_balanced": even})
+    runs = collect([tmp_path]).runs
+    lines = seeds_lines([run.results for run in runs], "FedAvg")
+    assert seed_table([{"protocol": run.protocol, "results": run.results}
+                       for run in runs])[-len(lines):] == lines
+    three = [["each client alone (logistic regression)", "50.0", "30.0"],
+             ["together (FedAvg)", "65.0", "45.0"],
+             ["all images in one place (pooled)", "90.0", "70.0"]]
+    assert [re.split(r" {2,}", line) for line in lines[1:4]] == three
+
+    def page() -> str:
+        collected = collect([tmp_path])
+        return html.unescape(sweep_page(collected, [tmp_path], tmp_path, {}))
+
+    assert cells_below(page(), 'id="answer"') == three
+    assert all(line in page() for line in lines[4:])
+    write(tmp_path, "LocalOnly", 7, 7, sent=0, sections={
+        "references": sides, "spent": {"bytes_up": 0, "bytes_down": 0}})
+    assert cells_below(page(), 'id="answer"') == [
+        ["FedAvg", "2", "logistic regression", "50.0", "30.0", "65.0", "45.0", "90.0", "70.0",
+         "0.5 of 2"],
+        ["LocalOnly", "1", "logistic regression", "50.0", "30.0", *["\N{EN DASH}"] * 2, "90.0",
+         "70.0", "\N{EN DASH}"]]
 
 
 def test_a_wrong_answer_is_found() -> None:
@@ -236,6 +315,13 @@ def test_a_wrong_answer_is_found() -> None:
     wrong = good | {"answer": {**good["answer"], "points": 30.0}}
     (said,) = disagreements(wrong)
     assert said.startswith("answer is")
+
+
+def heads_of_clients(page: str) -> list[str]:
+    """Return the heads of the table of clients."""
+    table = page[page.index('id="client-table"'):]
+    return [re.sub("<[^>]+>", "", head)
+            for head in re.findall("<th[^>]*>.*?</th>", table[:table.index("</thead>")])]
 
 
 def test_every_reader_has_the_same_words(
@@ -254,6 +340,18 @@ def test_every_reader_has_the_same_words(
     assert all(sentence in page for sentence in told)
     for number in (stored["answer"]["alone"]["personal"], stored["answer"]["pooled"]["personal"]):
         assert f"{number:.1f}" in page
+    answer = stored["answer"]
+    heads = re.findall("<th[^>]*>(.*?)</th>", page[page.index('id="numbers"'):])
+    at = [heads.index(who) for who, *_ in answer_table(answer, "FedTV")[::2]]
+    for key, side in (("personal", "personal"), ("personal_balanced", "balanced")):
+        (row,) = [row for row in cells_below(page, 'id="numbers"') if row[0] == key]
+        assert [row[i] for i in at] == [f"{answer[one][side]:.1f}" for one in ("alone", "pooled")]
+    clients = cells_below(page, 'id="client-table"')
+    gains = {int(row[0]): row[heads_of_clients(page).index("gain on alone")] for row in clients}
+    assert [c for c, gain in gains.items() if gain[0] == "\N{MINUS SIGN}"] == answer["worse"]
+    owns = [row[heads_of_clients(page).index("alone (%)")] for row in clients]
+    alone = stored["references"][answer["alone"]["reference"]]["clients"]
+    assert owns == [f"{row['accuracy']:.1f}" for row in alone]
     beside = as_float(stored["answer"]["alone"]["personal"])
     plain = " ".join(re.sub("<[^>]+>", " ", page).split())
     assert f"against {WHO['alone']} ({beside:.1f})" in plain

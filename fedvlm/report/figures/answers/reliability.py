@@ -8,16 +8,22 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from fedvlm.report.figures import style
 from fedvlm.report.figures.answers.scores import Scores, read_scores
 from fedvlm.report.figures.selection import FigureRuns
 
 NAME, ORDER, OF = "reliability", 42, "run"
-CAPTION = ("Accuracy by confidence in 15 bins of equal width, all clients' test images together: "
-           "below the diagonal the models say more than they know. Below: share of the images. ECE "
-           "is the mean distance from the diagonal.")
+CAPTION = ("Accuracy by confidence in 15 bins of equal width, all clients' test images together. "
+           "Orange: how much a bin's mean confidence is above its accuracy (the models are too "
+           "sure); green: how much its accuracy is above its confidence. On the dashed line both "
+           "are equal. Lower panel: share of the images. ECE is the mean over bins of this "
+           "difference, weighted by their images.")
+FAINT = 0.35  # opacity of the difference
 BINS = 15  # as the run's ``personal_ece``
+TOO_SURE, UNSURE = (style.PALETTE[1], "confidence above accuracy"), (
+    style.PALETTE[2], "accuracy above confidence")
 
 
 @dataclass(frozen=True)
@@ -63,24 +69,30 @@ def draw(bins: Sequence[Bin], title: str = "", width: float = style.PAGE) -> Fig
     total = sum(b.count for b in bins)
     side = min(width, 3.4)
     with style.use_style():
-        figure = style.blank(side, 1.25 * side)
+        figure = style.blank(side, 1.25 * side + 0.35)
         top, below = figure.subplots(2, 1, height_ratios=(4, 1), sharex=True)
         for b in bins:
-            top.bar(b.low, b.accuracy, b.high - b.low, align="edge", color=style.PALETTE[0],
+            low, over = min(b.accuracy, b.confidence), b.confidence - b.accuracy
+            top.bar(b.low, low, b.high - b.low, align="edge", color=style.PALETTE[0],
                     edgecolor="white", linewidth=0.6)
-            over = b.confidence - b.accuracy
-            top.bar(b.low, over, b.high - b.low, bottom=b.accuracy, align="edge",
-                    color=style.PALETTE[1] if over > 0 else style.PALETTE[2], alpha=0.35,
+            top.bar(b.low, abs(over), b.high - b.low, bottom=low, align="edge",
+                    color=(TOO_SURE if over > 0 else UNSURE)[0], alpha=FAINT,
                     edgecolor="white", linewidth=0.6)
             below.bar(b.low, 100 * b.count / total, b.high - b.low, align="edge", color=style.REST,
                       edgecolor="white", linewidth=0.6)
-        top.plot([0, 1], [0, 1], color=style.INK, linewidth=0.7, linestyle=(0, (4, 2)))
+        equal, = top.plot([0, 1], [0, 1], color=style.INK, linewidth=0.7, linestyle=(0, (4, 2)))
         top.text(0.04, 0.92, f"ECE {ece_of_bins(bins):.1f} %", transform=top.transAxes)
         top.set_ylabel("accuracy")
         top.set_ylim(0, 1)
         top.set_xlim(0, 1)
         below.set_ylabel("images, %")
         below.set_xlabel("confidence: probability of the predicted class")
+        gaps = [Patch(color=colour, alpha=FAINT) for colour, _ in (TOO_SURE, UNSURE)]
+        figure.legend(
+            [Patch(color=style.PALETTE[0]), *gaps, equal],
+            ["accuracy", TOO_SURE[1], UNSURE[1], "both equal"],
+            loc="outside lower left", frameon=False, ncols=2, borderaxespad=0.2,
+            handlelength=1.5, columnspacing=1.0)
         if title:
             figure.suptitle(style.cut_label(title, int(side * 19)), fontsize=7.5, x=0.01, ha="left")
     return figure

@@ -50,13 +50,17 @@ class MethodLine:
 
 @dataclass(frozen=True)
 class LinePanel:
-    """One pair of axes: lines of a metric, references and, for few-shot curves, zero-shot."""
+    """One pair of axes: lines of a metric, references and, for few-shot curves, zero-shot.
+
+    ``counts``: what ``x`` counts, where panels of one figure may differ in that.
+    """
 
     title: str
     lines: Sequence[MethodLine]
     zero_shot: float | None = None
     metric: str = "personal"
     levels: Sequence[Level] = field(default=())
+    counts: str = ""
 
 
 def rows_of(panels: Sequence[LinePanel], x_name: str) -> list[dict[str, Any]]:

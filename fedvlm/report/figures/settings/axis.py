@@ -28,7 +28,8 @@ CAPTION = ("Accuracy over a setting that the runs differ in: mean and band of on
            "deviation over seeds. A line joins runs that are alike in everything else.")
 
 NOT_HERE = {"DATASET.NUM_SHOTS"}  # has a figure of its own
-WORDS = {"FED.CLIENTS": "clients", "FED.BETA": "Dirichlet concentration", "PEFT.RANK": "rank",
+WORDS = {"DATASET.NUM_SHOTS": "shots", "FED.CLIENTS": "clients",
+         "FED.BETA": "Dirichlet concentration", "PEFT.RANK": "rank",
          "FED.FRAC": "share of clients in a round", "FED.ROUNDS": "rounds",
          "FED.LOCAL_EPOCHS": "local epochs", "OPTIM.LR": "learning rate"}
 WIDE = 16  # greatest value to least, from which an axis is logarithmic
@@ -87,8 +88,9 @@ def _fill(axes: Axes, panel: LinePanel, order: Mapping[str, int | None]) -> None
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
 
 
-def _word(key: str) -> str:
-    return WORDS.get(key, key.rpartition(".")[2])
+def _word(key: str, method: str = "") -> str:
+    """Return a setting in words, or as a user types it; beside its method without its section."""
+    return WORDS.get(key, key.removeprefix(f"TRAINER.{method.upper()}."))
 
 
 def _rest(group: RunGroup, key: str) -> str:
@@ -125,7 +127,9 @@ def _apart(found: Sequence[tuple[MethodLine, RunGroup]], axis: str) -> list[Meth
         twins = [other for one, other in found if one.label == line.label]
         apart = [key for key in sorted({key for other in twins for key in other.config} - {axis})
                  if len({str(other.config.get(key)) for other in twins}) > 1]
-        words = ", ".join(f"{_word(key)} {group.config.get(key, 'default')}" for key in apart)
+        trainer = str(next(iter(group.runs.values())).protocol.get("trainer"))
+        words = ", ".join(
+            f"{_word(key, trainer)} {group.config.get(key, 'default')}" for key in apart)
         out.append(replace(line, label=f"{line.label}, {words}") if words else line)
     seen: Counter[str] = Counter()
     for at, line in enumerate(out):  # the same words, for example of two kinds of what is trained

@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from fedvlm.core.errors import DataError
+from fedvlm.report.figures import catalog
 from fedvlm.report.figures.answers import confusion, reliability, scores, tsne
 from fedvlm.report.figures.selection import FigureRuns
 from tests.report.figures.runs import make
@@ -41,6 +42,26 @@ def test_calibration_by_hand(kept: FigureRuns) -> None:
     assert len(reliability.draw([one], "A run").axes) == 2
     two = [reliability.Bin(0, 0.1, 30, 0.5, 0.4), reliability.Bin(0.1, 0.2, 10, 0.5, 0.9)]
     assert reliability.ece_of_bins(two) == pytest.approx(17.5)
+
+
+def test_both_kinds_of_difference_have_their_words() -> None:
+    """The bar of accuracy ends where the difference begins, so each has the legend's colour."""
+    bins = [reliability.Bin(0.4, 0.5, 30, 0.5, 0.25), reliability.Bin(0.5, 0.6, 10, 0.5, 0.75)]
+    figure = reliability.draw(bins)
+    (legend,) = figure.legends
+    words = dict(zip((text.get_text() for text in legend.get_texts()),
+                     legend.get_patches(), strict=False))
+    accuracy, over, under = (words[name].get_facecolor() for name in (
+        "accuracy", "confidence above accuracy", "accuracy above confidence"))
+    bars = [(bar.get_y(), bar.get_height(), bar.get_facecolor()) for bar in figure.axes[0].patches]
+    assert bars == [(0, 0.25, accuracy), (0.25, 0.25, over), (0, 0.5, accuracy), (0.5, 0.25, under)]
+    assert "Orange" in reliability.CAPTION and "green" in reliability.CAPTION
+
+
+def test_the_title_of_a_run_has_its_partition_in_words(tmp_path: Path) -> None:
+    run = make(tmp_path, "A", 1, [0, 5])
+    run.protocol["partition"] = "dirichlet-1-K5-f1"  # type: ignore[index]
+    assert catalog.title_of(run) == "A, Set, Dirichlet(1), 5 clients, seed 1, data seed 1"
 
 
 def test_confusion_counts_every_image_once(kept: FigureRuns) -> None:

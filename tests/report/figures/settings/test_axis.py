@@ -67,6 +67,16 @@ def test_a_point_of_one_seed_has_no_band_and_the_axis_says_what_bands_are(tmp_pa
     assert [float(x) for bar in bars for s in bar.get_segments() for x in s[:, 0]] == [4, 4]
 
 
+def test_a_setting_without_words_is_named_as_its_key_is_typed(tmp_path: Path) -> None:
+    runs = [make(tmp_path, "A", 1, [0, 40.0 + n + weight], folder=f"{n}-{weight}", config={
+        "OPTIM.HEAD.LR": n, "TRAINER.A.WEIGHT": weight}) for n in (2, 4) for weight in (0.1, 0.5)]
+    panels = axis.select(FigureRuns(runs))
+    assert [panel.title for panel in panels] == ["Set: OPTIM.HEAD.LR", "Set: TRAINER.A.WEIGHT"]
+    rates, weights = ([line.label for line in panel.lines] for panel in panels)
+    assert rates == ["A, WEIGHT 0.1", "A, WEIGHT 0.5"]  # beside the name of its method
+    assert weights == ["A, OPTIM.HEAD.LR 2", "A, OPTIM.HEAD.LR 4"]
+
+
 def test_nothing_differs(tmp_path: Path) -> None:
     runs = [make(tmp_path, "A", seed, [0, 5]) for seed in (1, 2)]
     assert axis.select(FigureRuns(runs)) == (
