@@ -106,6 +106,7 @@ WAITING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "start-up: PyTorch": (
             "fedvlm.recipes.trial", "fedvlm.sweep.cells", "fedvlm.sweep.run",
             "fedvlm.recipes.outlay", "fedvlm.recipes.acceptance", "fedvlm.recipes.kept",
+            "fedvlm.recipes.order", "fedvlm.models.load.weights",
         ),
     },
     "fedvlm/cli/site/readmit.py": {

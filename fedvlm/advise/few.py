@@ -9,7 +9,8 @@ from typing import Any
 from fedvlm.advise.page import alone_flags, fewer_words
 from fedvlm.advise.sets import LabelTrial
 from fedvlm.advise.trial import CrossValidation
-from fedvlm.advise.verdict import ALONE_DOES, UNKNOWN, Advice
+from fedvlm.advise.verdict import Advice
+from fedvlm.advise.ways import ALONE_DOES, UNKNOWN
 from fedvlm.runs.verify.answer import ACCURACY, baseline_name
 
 LONE = "there is one client only: nobody to share with"

@@ -14,23 +14,11 @@ from yacs.config import CfgNode
 from fedvlm.advise.few import lone_page, unjudged_page
 from fedvlm.advise.folds import NothingToJudge, twin_share
 from fedvlm.advise.gather import Gathered, gather_clients
-from fedvlm.advise.page import (
-    AdvicePage,
-    alone_flags,
-    cost_words,
-    method_flags,
-)
+from fedvlm.advise.page import AdvicePage, alone_flags
 from fedvlm.advise.sets import FEW, LabelTrial, try_labels
-from fedvlm.advise.trial import AFL, FEDAVG, CrossValidation, try_heads
-from fedvlm.advise.verdict import (
-    ALONE_DOES,
-    ENOUGH,
-    LACKS_EACH,
-    UNKNOWN,
-    Advice,
-    conclude,
-    conclude_labels,
-)
+from fedvlm.advise.trial import CrossValidation, try_heads
+from fedvlm.advise.verdict import ENOUGH, LACKS_EACH, Advice, conclude, conclude_labels
+from fedvlm.advise.ways import AFL, ALONE_DOES, FEDAVG, UNKNOWN, cost_words, method_flags
 from fedvlm.core.progress import Progress
 from fedvlm.data.federated import alike_words
 from fedvlm.data.locate import first_names

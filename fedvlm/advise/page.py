@@ -8,99 +8,36 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedvlm.advise.sets import FEW, LabelTrial
-from fedvlm.advise.trial import (
+from fedvlm.advise.trial import CrossValidation
+from fedvlm.advise.verdict import ENOUGH, IMAGES, Advice, MethodReach, names_sentence
+from fedvlm.advise.ways import (
     AFL,
-    AFL_PRIOR,
-    DITTO,
-    FEDAVG,
-    FROM_NAMES,
-    LOGREG,
-    NAMES,
-    TOGETHER,
-    CrossValidation,
-)
-from fedvlm.advise.verdict import (
     ALONE_DOES,
-    ENOUGH,
+    ALONE_FLAGS,
     FEDERATE,
-    IMAGES,
+    FLAGS,
+    LABEL_ALONE,
+    LOGREG,
     SMALL,
+    TOGETHER,
     UNKNOWN,
-    Advice,
-    MethodReach,
-    names_sentence,
+    WORDS,
+    end_lines,
+    short_name,
 )
-from fedvlm.federation.toolbox.moments import TEMPERS
 from fedvlm.runs.verify.answer import ACCURACY, baseline_name
 
-WORDS = {
-    AFL: "AFL, ridge regression in one round", AFL_PRIOR: "AFL plus own class shares, two rounds",
-    FEDAVG: "FedAvg, one shared linear head", DITTO: "Ditto, personal heads",
-}
-FLAGS = {  # what comes near the fixed point in a run
-    AFL: "--trainer AFL --rounds 1",
-    AFL_PRIOR: "--trainer AFL --rounds 2 TRAINER.AFL.SHARES True",
-    FEDAVG: "--trainer FedAvg --peft head --lr 0.5 --rounds 50",
-    DITTO: "--trainer Ditto --peft head --lr 0.05 --rounds 50 TRAINER.DITTO.LAMBDA 0.3",
-}
-NAMED = "--trainer FedAvg --peft head --lr 0.1 --rounds 50"  # of a head held to class names
 BESIDE = " (a baseline: no method runs it on sets of labels)"
-LABEL_FLAGS = {  # the same of sets of labels, whose loss is flat where labels are rare
-    FEDAVG: "--trainer FedAvg --peft head --lr 0.1 --rounds 100 OPTIM.NAME adam",
-    DITTO: "--trainer Ditto --peft head --lr 0.1 --rounds 100 OPTIM.NAME adam "
-           "TRAINER.DITTO.LAMBDA 0.3",
-}
-_OWN_HEAD = "--trainer LocalOnly --peft head --lr 0.5 --rounds 50"
-ALONE_FLAGS = {  # of a run in which each client does what is best alone
-    LOGREG: _OWN_HEAD, FROM_NAMES: _OWN_HEAD, NAMES: "--trainer ZeroShot",
-}
-LABEL_ALONE = {
-    LOGREG: "--trainer LocalOnly --peft head --lr 0.1 --rounds 100 OPTIM.NAME adam",
-    NAMES: "--trainer ZeroShot",
-}
 LISTED = 6  # clients that are named
 WIDE = 50.0  # points: half of an interval of which nothing is told
 RARE = 5.0  # points of class-balanced accuracy that are told
 UNLIKE = 5  # times the images of the smallest client: the largest is told on its own
 
 
-def method_flags(
-    method: str, keep: float | None = None, sets: bool = False, pull: float | None = None,
-    hold: float = 0.0,
-) -> str:
-    """Return the flags of a run of a method.
-
-    Args:
-        keep: AFL's ridge.
-        sets: of labels.
-        pull: of Ditto's personal heads; by default the one of ``FLAGS``.
-        hold: of the shared head to the class names (``CrossValidation.hold``). A run's head starts
-            from them, and shorter steps leave it nearer to them.
-    """
-    if sets:
-        return LABEL_FLAGS[method]
-    if method == FEDAVG and hold:
-        return NAMED
-    if method == DITTO and pull:
-        return f"{FLAGS[DITTO].rpartition(' ')[0]} {pull:.3g}"
-    return FLAGS[method] + (f" TRAINER.AFL.KEEP {keep:.3g}" if method == AFL and keep else "")
-
-
 def alone_flags(advice: Advice) -> str:
     """Return the flags of a run of the best alone where that is the advice; empty elsewhere."""
     flags = ALONE_FLAGS if advice.measure == ACCURACY else LABEL_ALONE
     return flags.get(advice.alone.name, "") if advice.verdict == ALONE_DOES else ""
-
-
-def cost_words(method: str, width: int, classes: int) -> str:
-    """Return the bytes that a client sends and gets in a round."""
-    head, sums = 4 * width * classes, 8 * width * (width + classes)
-    if method == AFL:
-        return f"{sums:,} bytes up and {head:,} down per client, once (sums in float64)"
-    if method == AFL_PRIOR:
-        return (f"{sums + 8 * len(TEMPERS):,} bytes up and {head + 8 * (width**2 + 1):,} down per "
-                "client and round, two rounds (sums in float64)")
-    return f"{head:,} bytes up and {head:,} down per client and round"
 
 
 @dataclass(frozen=True)
@@ -152,7 +89,8 @@ class AdvicePage:
                 *leaning_lines(advice, self.fewer), _clients(advice, names),
                 *_largest(advice, images, names), *_needed(advice, images, names),
                 *_need_unknown(advice), *_rare(advice, self.classnames), names_sentence(advice))),
-            *_end(advice, self.command, self.cost, self.alone),
+            *end_lines(advice.verdict, self.command, self.cost, self.alone, _rare_classes(
+                advice, advice.alone if advice.verdict == ALONE_DOES else advice.together)),
         ]
 
     def record(self) -> dict[str, Any]:
@@ -222,7 +160,7 @@ def _told(margin: float) -> float | None:
 def _size(advice: Advice) -> str:
     """Return the mean gain or loss with its interval."""
     points, margin = advice.points, advice.margin
-    name = WORDS[advice.method].split(",")[0]
+    name = short_name(advice.method)
     if margin > WIDE:
         return f"{name} against working alone: too few {advice.unit} to tell the difference"
     told = f"95 % interval {points - margin:+.1f} to {points + margin:+.1f}"
@@ -338,18 +276,6 @@ def _rare(advice: Advice, classnames: Sequence[str]) -> list[str]:
             "without it"]
 
 
-def _end(advice: Advice, command: str, cost: str, alone: str) -> list[str]:
-    price = [f"It costs {cost}."] if cost else []
-    if advice.verdict == FEDERATE:
-        return [f"Next: {command}", *_rare_classes(advice, advice.together), *price]
-    if advice.verdict == UNKNOWN:
-        return [f"To try it all the same: {command}", *_rare_classes(advice, advice.together),
-                *price]
-    return [f"Next: each client uses only its own images{f': {alone}' if alone else '.'}",
-            *_rare_classes(advice, advice.alone), f"To check that sharing does not pay: {command}",
-            *([f"That run would cost {cost}."] if cost else [])]
-
-
 def _rare_classes(advice: Advice, taken: MethodReach) -> list[str]:
     """Return which way serves rare classes much better than the one that is advised, if one does.
 
@@ -362,5 +288,5 @@ def _rare_classes(advice: Advice, taken: MethodReach) -> list[str]:
             advice.verdict == UNKNOWN and not advice.lacks):
         return []
     who = "working alone" if best is advice.alone else (
-        f"{WORDS[best.name].split(',')[0]} ({FLAGS[best.name]})")
+        f"{short_name(best.name)} ({FLAGS[best.name]})")
     return [f"If rare classes matter more than own shares: {who}, class-balanced {more:+.1f}."]

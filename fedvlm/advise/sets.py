@@ -24,7 +24,8 @@ from torch import Tensor
 
 from fedvlm.advise.folds import NothingToJudge, deal_folds, fold_count
 from fedvlm.advise.gather import Gathered
-from fedvlm.advise.trial import AFL, DITTO, EXACT, FEDAVG, FEW_L2, LOGREG, NAMES, POOLED, WORK
+from fedvlm.advise.trial import EXACT, FEW_L2, WORK
+from fedvlm.advise.ways import AFL, DITTO, FEDAVG, LOGREG, NAMES, POOLED
 from fedvlm.data.datum import IntArray
 from fedvlm.evaluation import rankings
 from fedvlm.evaluation.references import heads

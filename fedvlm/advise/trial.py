@@ -22,19 +22,28 @@ from torch import Tensor
 from fedvlm.advise.folds import NothingToJudge, deal_folds, fold_count
 from fedvlm.advise.gather import Gathered
 from fedvlm.advise.steps import one_more
+from fedvlm.advise.ways import (
+    AFL,
+    AFL_PRIOR,
+    DITTO,
+    FEDAVG,
+    FROM_NAMES,
+    LOGREG,
+    MAJORITY,
+    NAME_SHARES,
+    NAMES,
+    OWN_NAMES,
+    POOLED,
+    TOGETHER,
+)
 from fedvlm.evaluation.references import heads
 from fedvlm.evaluation.references.heads import HeadClient, Heads, Sums
 from fedvlm.evaluation.references.logistic import NAMES_GRID
 from fedvlm.evaluation.references.softmax import GRID
 from fedvlm.federation.toolbox.moments import SMOOTH, TEMPERS
 
-MAJORITY, LOGREG, NAMES = "majority", "logreg", "zero_shot"
-OWN_NAMES, NAME_SHARES, FROM_NAMES = "zero_shot_local", "zero_shot_prior", "logreg_names"
-FEDAVG, DITTO, AFL, AFL_PRIOR, POOLED = "FedAvg", "Ditto", "AFL", "afl_prior", "pooled"
-ALONE = (MAJORITY, NAMES, OWN_NAMES, NAME_SHARES, LOGREG, FROM_NAMES)
 # Who lacks a class answers it less.
 OF_SHARES = (MAJORITY, OWN_NAMES, LOGREG, FROM_NAMES, AFL_PRIOR, DITTO)
-TOGETHER = (AFL, AFL_PRIOR, FEDAVG, DITTO)  # the simplest first
 PARTS = (0.25, 0.5)  # of its training images, for a client's learning curve
 ONE = 1.5  # images of a class, or groups: about one
 JUDGES = 30  # validation images, above which they say how often a client lacks a class

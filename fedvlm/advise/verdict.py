@@ -10,24 +10,27 @@ import torch
 from torch import Tensor
 
 from fedvlm.advise.sets import LabelTrial
-from fedvlm.advise.trial import (
+from fedvlm.advise.trial import PARTS, CrossValidation, Reached
+from fedvlm.advise.ways import (
     AFL,
     ALONE,
+    ALONE_DOES,
+    CLEAR,
     DITTO,
     FEDAVG,
+    FEDERATE,
     LOGREG,
     NAMES,
-    PARTS,
     POOLED,
+    SMALL,
     TOGETHER,
-    CrossValidation,
-    Reached,
+    UNKNOWN,
+    simplest_way,
 )
 from fedvlm.runs.verify.answer import ACCURACY, MAP
 
-FEDERATE, ALONE_DOES, UNKNOWN = "federate", "do not federate", "cannot say"
 ENOUGH = 30  # images (groups) of a client to judge by
-CLEAR, SMALL, FEW = 1.0, 2.0, 5.0  # points: least mean gain, largest that is none, least of few
+FEW = 5.0  # points: least gain that is clear of few images
 LACKS, LACKS_EACH = "images", "images of each client"  # what would settle an open verdict
 TWINS = 0.2  # share of images with a near-duplicate above which nothing is said
 NORMAL = 1.96
@@ -206,13 +209,10 @@ def _side(trial: CrossValidation, name: str, reached: Reached) -> MethodReach:
 
 
 def _simplest(trial: CrossValidation, sides: dict[str, MethodReach]) -> MethodReach:
-    """Return the first of ``TOGETHER`` that is neither clearly nor much below the best of them."""
-    best = max((sides[n] for n in TOGETHER), key=lambda side: side.personal)
-    for name in TOGETHER:
-        points, margin = _gain(trial, trial.reached[best.name], trial.reached[name])
-        if points <= min(margin, SMALL):
-            return sides[name]
-    return best
+    """Return the way to take (``simplest_way``)."""
+    return sides[simplest_way(
+        {name: sides[name].personal for name in TOGETHER},
+        lambda best, name: _gain(trial, trial.reached[best], trial.reached[name]))]
 
 
 def _differences(trial: CrossValidation, k: int, mine: Reached, own: Reached) -> Tensor:

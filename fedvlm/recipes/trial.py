@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -51,6 +51,7 @@ class Row:
         runs: how many the protocol has, whether they can be made here or not.
         why: what keeps it from running; empty where nothing does.
         changed: how its protocol differs from the recipe's, in words.
+        late: why it is not run though nothing keeps it from running.
     """
 
     dataset: str
@@ -61,6 +62,7 @@ class Row:
     runs: int = 0
     why: str = ""
     changed: str = ""
+    late: str = ""
 
 
 @dataclass(frozen=True)
@@ -347,7 +349,7 @@ class Measured:
             return _first(failed)
         if any(s.name == RUNNING for s in mine):
             return "another process is running it"
-        return self.pending
+        return row.late or self.pending
 
 
 def classes_of(job: Job) -> int:
@@ -363,28 +365,3 @@ def _first(text: str) -> str:
     """Return the first of several sentences, one a line."""
     first, *more = text.splitlines() or [""]
     return f"{first} (and {len(more)} more)" if more else first
-
-
-def seeds_of(
-    trials: Iterable[Trial], value: Mapping[int, float] | None = None
-) -> Iterator[list[tuple[Trial, list[Cell]]]]:
-    """Yield the runs seed by seed: the first seed of all recipes, then the second of all.
-
-    Args:
-        value: of a row, by its id: recipes with the best row come first, and in each the rows by
-            their value. Without it, and of equal ones, the order is the recipes' own.
-    """
-    value = value or {}
-    trials = list(trials)
-    place = {id(cell): value.get(id(row), 0.0)
-             for trial in trials for row in trial.rows for cell in row.cells}
-    trials.sort(key=lambda trial: -max((place[id(cell)] for cell in trial.runnable), default=0.0))
-    for at in range(max((len(t.plan.seeds) for t in trials), default=0)):
-        pass_: list[tuple[Trial, list[Cell]]] = []
-        for trial in trials:
-            seed = trial.plan.seeds[at] if at < len(trial.plan.seeds) else None
-            cells = sorted((c for c in trial.runnable if c.seed == seed),
-                           key=lambda cell: -place[id(cell)])
-            pass_ += [(trial, cells)] if cells else []
-        if pass_:
-            yield pass_

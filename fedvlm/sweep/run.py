@@ -130,9 +130,13 @@ class Sweep:
             Processes(self.jobs, threads=threads, devices=devices, timeout=timeout), todo,
             f"{len(todo)} to run; {plural(self.jobs, 'job')}, {plural(threads, 'thread')} each"
             + (f", on {', '.join(devices)} in turn" if devices else ""),
-            allowed=lambda cell: time.monotonic() + (self.pace.of(cell) or 0) < until,
+            allowed=lambda cell: self.fits(cell, until),
         )
         return self.conclude()
+
+    def fits(self, cell: Cell, until: float) -> bool:
+        """Whether a cell may begin now (``run``): it should end by then, judged by similar ones."""
+        return time.monotonic() + (self.pace.of(cell) or 0) < until
 
     def compute(
         self, workers: CellWorkers, todo: Sequence[Cell], words: str, *,

@@ -3,22 +3,38 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
 
 from fedvlm.advise import like
+from fedvlm.advise.ways import AFL, AFL_PRIOR, DITTO, FEDAVG, cost_words, method_flags
 from fedvlm.cli import main as cli
+from fedvlm.config.keys import default_schema
 from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.job.flags import parse
+from fedvlm.recipes.counts import SHAPES
 
 HEAD = ("set,clients,images,skew,shift,method,seeds,personal,balanced,worst,hurt,gain,gain_se,"
         "balanced_gain,balanced_gain_se\n")
+WAYS = {way: method for method, way in like.METHODS.items()}
 
 
-def cell(name: str, clients: int, images: int, skew: str, alone: float, gain: float) -> str:
+def cell(
+    name: str, clients: int, images: int, skew: str, alone: float, gain: float, **less: float,
+) -> str:
+    """Return the rows of a cell in which Ditto is the best way.
+
+    Args:
+        less: by method of the map, points below Ditto.
+    """
     start = f"{name},{clients},{images},{skew},no"
-    return (f"{start},alone,20,{alone},40,30,0,0,0,0,0\n"
-            f"{start},together,20,{alone + gain},{alone + 2 * gain},50,5,{gain},0.4,9,0.5\n")
+    ways = {"shared": 3.0, "ridge": 6.0, "ridge+shares": 4.0, "personal": 0.0} | less
+    return f"{start},alone,20,{alone},40,30,0,0,0,0,0\n" + "".join(
+        f"{start},{method},20,{alone + points},{alone + 2 * points},50,5,{points},0.4,9,0.5\n"
+        for method, points in (*((way, gain - down) for way, down in ways.items()),
+                               ("together", 99.0)))  # the best of all, which no command runs
 
 
 @pytest.fixture
@@ -70,6 +86,7 @@ def test_a_case_that_is_none(text: str, says: str) -> None:
 def test_the_nearest_cell_of_each_set_decides(table: Path) -> None:
     yes = like.read_like("12 clients, 4 images, skew 0.3", table).lines
     assert any("10 x 5" in x and "EuroSAT" in x and "+9.5 +- 0.8" in x for x in yes)
+    assert yes[0].endswith("training; together: Ditto, personal heads")
     assert len({x.index("10 x 5") for x in yes if "10 x 5" in x}) == 1  # a column
     assert ("Verdict: federate: together is clearly better on 2 of 2 sets; 1 set has no such cell."
             in yes)
@@ -80,6 +97,54 @@ def test_the_nearest_cell_of_each_set_decides(table: Path) -> None:
     far = like.read_like("100 clients, 200 images, skew 0.3", table).lines
     assert any("no cell near" in line for line in far) and any("cannot say" in x for x in far)
     assert "too few images" not in "\n".join(far)  # the map does not know why
+
+
+def test_the_advised_way_has_a_command_and_a_price(table: Path) -> None:
+    """As an advice on images ends; the way is taken over all sets, by the same rule."""
+    case = "12 clients, 4 images, skew 0.3"
+    told = like.read_like(case, table)
+    run = "fedvlm run --images FOLDER --clients-by '{client}/{class}/*' "
+    assert told.lines[-4:-1] == [
+        "Gain over working alone, mean of EuroSAT, DescribableTextures: AFL +2.2, AFL plus own "
+        "class shares +4.2, FedAvg +5.2, Ditto +8.2. Of these Ditto is the simplest that is "
+        "neither clearly nor 2 points below the best",
+        f"Next: {run}{method_flags(DITTO)}",
+        f"It costs {cost_words(DITTO, 512, 10)}, with 10 classes and 512 features (ViT-B/16)."]
+    assert SHAPES[like.BACKBONE].embed == like.WIDTH
+    assert default_schema()["MODEL.BACKBONE.NAME"].default == like.BACKBONE
+    found = told.record
+    assert found["method"] == DITTO and found["command"] == run + method_flags(DITTO)
+    assert found["gains"] == {AFL: 2.25, AFL_PRIOR: 4.25, FEDAVG: 5.25, DITTO: 8.25}
+    assert found["cells"][0]["gains"][AFL] == 3.5 and "alone_command" not in found
+    assert parse(shlex.split(str(found["command"]))[2:]).images == "FOLDER"
+
+
+@pytest.mark.parametrize(("less", "way"), [
+    ({"ridge": 1.9}, DITTO), ({"ridge": 0.7}, AFL), ({"ridge+shares": 0.7}, AFL_PRIOR),
+    ({"shared": 0.7}, FEDAVG),
+])
+def test_a_simple_way_that_is_as_good_is_advised(
+    table: Path, less: dict[str, float], way: str,
+) -> None:
+    """Each gain is known to 0.8 points: a difference of 1.9 is clear, one of 0.7 is not."""
+    table.write_text(HEAD + cell("EuroSAT", 10, 5, "0.3", 60, 9.5, **less))
+    found = like.read_like("10 clients, 5 images, skew 0.3", table).record
+    assert found["method"] == way and found["verdict"].startswith("federate")
+    assert found["cells"][0]["together"]["personal"] == 69.5 - less.get(WAYS[way], 0)
+
+
+def test_the_verdict_is_on_the_way_that_is_advised(table: Path) -> None:
+    """Not on a way that is hardly better, and not the advised one."""
+    table.write_text(HEAD + cell("EuroSAT", 10, 5, "0.3", 60, 1.6, ridge=0.8))
+    found = like.read_like("10 clients, 5 images, skew 0.3", table)
+    assert found.record["method"] == AFL and found.record["verdict"].startswith("do not federate")
+    alone = ("fedvlm run --images FOLDER --clients-by '{client}/{class}/*' --trainer LocalOnly "
+             "--peft head --lr 0.5 --rounds 50")
+    assert found.record["alone_command"] == alone
+    assert found.lines[-4] == f"Next: each client uses only its own images: {alone}"
+    assert found.lines[-3].startswith("To check that sharing does not pay: fedvlm run --images F")
+    none = like.read_like("100 clients, 200 images, skew 0.3", table)
+    assert "command" not in none.record and none.lines[-2].startswith("Verdict: cannot say")
 
 
 def test_sets_without_such_a_cell_are_named_and_counted(table: Path) -> None:
@@ -146,6 +211,10 @@ def test_a_map_that_is_none_is_a_data_error(tmp_path: Path, table: Path) -> None
     bad = tmp_path / "bad.csv"
     bad.write_text("a,b\n1,2\n")
     with pytest.raises(DataError, match="lacks the column"):
+        like.read_map(bad)
+    bad.write_text(HEAD + "".join(line for line in cell("EuroSAT", 5, 5, "1", 9, 9).splitlines(True)
+                                  if ",ridge," not in line))
+    with pytest.raises(DataError, match="lacks rows of ridge"):
         like.read_map(bad)
     table.write_text(table.read_text().replace("9.5", "much", 1))
     with pytest.raises(DataError, match="cannot be read as a map"):

@@ -12,10 +12,20 @@ import torch.nn.functional as F
 
 from fedvlm.advise import sets
 from fedvlm.advise.gather import Gathered
-from fedvlm.advise.page import AdvicePage, cost_words, method_flags
+from fedvlm.advise.page import AdvicePage
 from fedvlm.advise.sets import LabelTrial, try_labels
-from fedvlm.advise.trial import AFL, DITTO, FEDAVG, LOGREG, POOLED
-from fedvlm.advise.verdict import FEDERATE, UNKNOWN, Advice, conclude_labels
+from fedvlm.advise.verdict import Advice, conclude_labels
+from fedvlm.advise.ways import (
+    AFL,
+    DITTO,
+    FEDAVG,
+    FEDERATE,
+    LOGREG,
+    POOLED,
+    UNKNOWN,
+    cost_words,
+    method_flags,
+)
 from fedvlm.core.errors import DataError
 from fedvlm.evaluation import rankings
 from fedvlm.evaluation.references import heads

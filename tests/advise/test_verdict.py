@@ -13,21 +13,19 @@ import torch
 import torch.nn.functional as F
 
 from fedvlm.advise.judge import _checked_pull
-from fedvlm.advise.page import (
-    AdvicePage,
-    alone_flags,
-    cost_words,
-    method_flags,
-)
-from fedvlm.advise.trial import AFL, AFL_PRIOR, DITTO, FEDAVG, CrossValidation, try_heads
-from fedvlm.advise.verdict import (
+from fedvlm.advise.page import AdvicePage, alone_flags
+from fedvlm.advise.trial import CrossValidation, try_heads
+from fedvlm.advise.verdict import Advice, _verdict, conclude, names_sentence
+from fedvlm.advise.ways import (
+    AFL,
+    AFL_PRIOR,
     ALONE_DOES,
+    DITTO,
+    FEDAVG,
     FEDERATE,
     UNKNOWN,
-    Advice,
-    _verdict,
-    conclude,
-    names_sentence,
+    cost_words,
+    method_flags,
 )
 from fedvlm.evaluation.references.heads import PULLS
 from fedvlm.federation.toolbox.moments import TEMPERS

@@ -71,7 +71,7 @@ def test_from_words_to_the_acceptance_file(
     assert not (tmp_path / "out").exists()
 
     whole, cells = record("--budget", "1e-9", "--seeds", "1", code=2)  # nothing was run
-    assert "the budget of 1e-09 hours was used by other runs" in cells["shapes", "ZeroShot"]["why"]
+    assert "budget of 1e-09 hours is too short for any run" in cells["shapes", "ZeroShot"]["why"]
     assert not list(tmp_path.glob("out/small/*/*/shots_1/ZeroShot"))
     assert "does not exist" in cells["Elsewhere", "Learnt"]["why"]
     assert "Elsewhere of 2: " in cells["average", "ZeroShot"]["why"] or (

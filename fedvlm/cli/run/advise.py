@@ -77,7 +77,7 @@ def main(args: Namespace) -> int:
         from fedvlm.advise.like import find_map, read_like  # start-up: for the map only
 
         told = read_like(args.like, find_map(args.map))
-        record = {"like": args.like, "cells": told.cells, "verdict": told.verdict}
+        record = {"like": args.like} | told.record
         say(*([json.dumps(record, indent=1)] if args.json else told.lines))
         return 0
     if args.map:

@@ -13,7 +13,8 @@ import math
 import time
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import compress
 from typing import TYPE_CHECKING
 
 from fedvlm.cli.run._plan import INSTEAD, flatten, read_run_settings, worker_flags
@@ -21,14 +22,14 @@ from fedvlm.cli.run.sweep import run_sweep
 from fedvlm.console.parser import Parser, amount, number_words
 from fedvlm.console.rows import table_lines
 from fedvlm.console.screen import progress, say
-from fedvlm.core.errors import ConfigError
+from fedvlm.core.errors import ConfigError, plural
 from fedvlm.core.files import user_path
 from fedvlm.job.flags import add_flags
 from fedvlm.sweep.plan import PlanReader
 
 if TYPE_CHECKING:
     from fedvlm.recipes.acceptance import Acceptance
-    from fedvlm.recipes.trial import Trial
+    from fedvlm.recipes.trial import Row, Trial
 
 EXAMPLES = (
     "fedvlm reproduce  # list all recipes",
@@ -93,6 +94,15 @@ def main(args: Namespace) -> int:
         KeyboardInterrupt: whole rounds are saved, the acceptance files written.
     """
     progress("loading PyTorch")
+    from fedvlm.recipes.order import (  # start-up: PyTorch
+        begin_within,
+        budget_name,
+        budget_words,
+        by_worth,
+        order_rows,
+        turns_of,
+        worths,
+    )
     from fedvlm.recipes.recipe import read_recipe, recipe_names  # start-up: PyTorch, 2 s
     from fedvlm.recipes.trial import trial_of  # start-up: PyTorch
     from fedvlm.sweep.cells import Checker  # start-up: PyTorch
@@ -112,18 +122,56 @@ def main(args: Namespace) -> int:
     for recipe in recipes:
         progress(f"checking {recipe.name}")
         trials.append(trial_of(recipe, settings, output, args.seeds, checker))
+    _look_for_weights(args, trials)
+    progress("adding up what the runs cost")
+    value = worths(trials)
+    trials = by_worth(trials, value)
     progress.clear()
-    _foresee(trials)
-    if args.dry_run:
-        for trial in trials:
-            _show(trial, DRY, alone=len(trials) == 1)
-        say("dry run: nothing was written")
-        return 0
-    return _run(args, trials)
+    _foresee(trials, named=not args.dry_run)
+    if not args.dry_run:
+        return _run(args, trials, value)
+    turns = turns_of(trials, value, args.jobs)
+    begins = begin_within(turns, args.budget, args.jobs)
+    limited = not math.isinf(args.budget)
+    if turns:
+        say("the runs in their order, what confirms most published numbers in an hour first:",
+            *(f"  {line}" for line in table_lines(order_rows(turns, begins if limited else ()))),
+            *([budget_words(turns, begins, args.budget, args.jobs)] if limited else []))
+    late = f"{budget_name(args.budget)} should end before it"
+    for row in (row for trial in trials for row in trial.rows):
+        row.late = late
+    for turn in compress(turns, begins):
+        turn.row.late = ""
+    for trial in trials:
+        _show(trial, DRY, alone=len(trials) == 1)
+    say("dry run: nothing was written")
+    return 0
 
 
-def _foresee(trials: Sequence[Trial]) -> None:
-    """Say what the runs of each recipe, and of all, will cost; of one that cannot run: would."""
+def _look_for_weights(args: Namespace, trials: Sequence[Trial]) -> None:
+    """Take out what lacks its weights; a dry run takes them as there where a run could fetch them.
+    """
+    from fedvlm.models.load.weights import hub_is_open  # start-up: PyTorch
+    from fedvlm.recipes.trial import leave_out_without_towers  # start-up: PyTorch
+    from fedvlm.sweep.run import Sweep  # start-up: PyTorch
+
+    if args.dry_run and hub_is_open():
+        return
+    waiting: list[Row] = []
+    progress("looking for backbone weights")
+    for trial in trials:
+        todo = Sweep(trial.plan, trial.runnable, args.jobs).to_do(retry=True) \
+            if trial.runnable else []
+        waiting += [row for row in trial.rows if any(cell in todo for cell in row.cells)]
+    leave_out_without_towers(waiting)
+
+
+def _foresee(trials: Sequence[Trial], named: bool) -> None:
+    """Say what the runs of each recipe, and of all, will cost; where none can run: would.
+
+    Args:
+        named: whether to say what cannot run, too, and why.
+    """
     from fedvlm.recipes.outlay import (  # start-up: PyTorch
         Files,
         Outlay,
@@ -133,19 +181,24 @@ def _foresee(trials: Sequence[Trial]) -> None:
     )
 
     total, read, count = Outlay(0.0, 0.0), Files({}, {}), 0
+    some = any(not row.why for trial in trials for row in trial.rows)
     for trial in trials:
         rows, note = [row for row in trial.rows if not row.why], "finished runs are not made again"
         if not rows:
             rows, note = trial.rows, "none of them can run here"
         effort, files, runs = outlay_of(rows), reads_of(rows), sum(row.runs for row in rows)
         cost = effort.words(speed_here()) if effort else "hours unknown"
-        total, read, count = total + (effort or Outlay(0.0, 0.0)), read | files, count + runs
+        if not (some and rows[0].why):
+            total, read, count = total + (effort or Outlay(0.0, 0.0)), read | files, count + runs
         if runs:
             say(f"recipe {trial.recipe.name}: {runs} runs, {cost}; reads {files.words()} "
                 f"(estimates by arithmetic; {note})")
     if len(trials) > 1 and total.flops:
-        say(f"all {len(trials)} recipes: {count} runs, {total.words(speed_here())}; reads "
-            f"{read.words()}")
+        say(f"all {len(trials)} recipes: {count} runs{' that can run here' if some else ''}, "
+            f"{total.words(speed_here())}; reads {read.words()}")
+    missing = Counter(row.why for trial in trials for row in trial.rows if row.why)
+    if named and some:
+        say(*(f"cannot run here: {plural(n, 'row')}: {why}" for why, n in missing.items()))
 
 
 def _list(names: Sequence[str]) -> list[dict[str, object]]:
@@ -179,32 +232,27 @@ def _list(names: Sequence[str]) -> list[dict[str, object]]:
     return rows
 
 
-def _run(args: Namespace, trials: Sequence[Trial]) -> int:
+def _run(args: Namespace, trials: Sequence[Trial], value: Mapping[int, float]) -> int:
     """Run all that fits, seed by seed, and write the acceptance files, also after Ctrl-C."""
     from fedvlm.recipes.acceptance import NAME  # start-up: PyTorch
     from fedvlm.recipes.kept import lines_of  # start-up: PyTorch
-    from fedvlm.recipes.trial import leave_out_without_towers, seeds_of  # start-up: PyTorch
+    from fedvlm.recipes.order import budget_name, seeds_of  # start-up: PyTorch
     from fedvlm.sweep.run import Sweep  # start-up: PyTorch
 
     for trial in trials:
         lines_of(trial.folder / f"{NAME}.json")  # a damaged one is refused before anything runs
     until = time.monotonic() + args.budget * HOUR
-    failed, pending, measured = 0, "stopped before it", 0
-    waiting = []
-    for trial in trials:
-        todo = Sweep(trial.plan, trial.runnable, args.jobs).to_do(retry=True) \
-            if trial.runnable else []
-        waiting += [row for row in trial.rows if any(cell in todo for cell in row.cells)]
-    progress("looking for backbone weights")
-    leave_out_without_towers(waiting)
-    progress.clear()
+    failed, pending, measured, made = 0, "stopped before it", 0, 0
     try:
-        for at_once in seeds_of(trials, _first(trials)):
+        for at_once in seeds_of(trials, value):
             for trial, cells in at_once:
                 sweep = Sweep(trial.plan, cells, args.jobs)
-                if sweep.to_do(retry=True):
+                todo = sweep.to_do(retry=True)
+                if any(sweep.fits(cell, until) for cell in todo):
                     failed |= run_sweep(args, sweep, retry=True, until=until)
-        pending = f"the budget of {args.budget:g} hours was used by other runs"
+                    made += len(todo) - len(sweep.waiting)
+        pending = f"{budget_name(args.budget)} " + (
+            "was used by other runs" if made else "is too short for any run")
     finally:
         for trial in trials:
             shown = _show(trial, pending, alone=len(trials) == 1).with_file(trial.folder)
@@ -222,14 +270,6 @@ def _run(args: Namespace, trials: Sequence[Trial]) -> int:
             f"nothing was run: no row of {len(trials)} recipe(s) can run here: "
             f"{why.most_common(1)[0][0] if why else 'they have none'}")
     return failed
-
-
-def _first(trials: Sequence[Trial]) -> dict[int, float]:
-    """Return how much an hour of each row can confirm, by the row's id (``outlay.worth``)."""
-    from fedvlm.recipes.outlay import worth  # start-up: PyTorch
-
-    return {id(row): worth([row], trial.confirmed(row)) for trial in trials for row in trial.rows
-            if not row.why}
 
 
 def _show(trial: Trial, pending: str, alone: bool) -> Acceptance:

@@ -157,6 +157,13 @@ def absent_weights(tag: str, build: str, cfg: dict[str, Any]) -> str:
     )
 
 
+def hub_is_open() -> bool:
+    """Whether absent weights could be downloaded now."""
+    from huggingface_hub import constants  # start-up: 0.3 s
+
+    return not constants.HF_HUB_OFFLINE and hub_is_reachable()
+
+
 def hub_is_reachable() -> bool:
     """False when the hub's name does not resolve: its client would retry for most of a minute."""
     from huggingface_hub import constants  # start-up: 0.3 s
