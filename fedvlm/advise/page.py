@@ -26,6 +26,7 @@ from fedvlm.advise.ways import (
     short_name,
 )
 from fedvlm.runs.verify.answer import ACCURACY, baseline_name
+from fedvlm.runs.verify.meaning import meaning_words, shared_classes
 
 BESIDE = " (a baseline: no method runs it on sets of labels)"
 LISTED = 6  # clients that are named
@@ -85,6 +86,7 @@ class AdvicePage:
             *(f"{words:<{wide}}  {s.personal:>8.1f}  {s.balanced:>8.1f}  {s.worst:>12.1f}"
               for words, s in rows),
             f"Verdict: {advice.verdict}: {advice.why}. {_size(advice)}.",
+            *([f"{meaning[0].upper()}{meaning[1:]}."] if (meaning := self.meaning()) else []),
             *(text if text.endswith(".") else f"{text}." for text in (
                 *leaning_lines(advice, self.fewer), _clients(advice, names),
                 *_largest(advice, images, names), *_needed(advice, images, names),
@@ -93,10 +95,21 @@ class AdvicePage:
                 advice, advice.alone if advice.verdict == ALONE_DOES else advice.together)),
         ]
 
+    def meaning(self) -> str:
+        """Return whether clients seem to mean different things by the same class names, in words.
+        """
+        advice, trial = self.advice, self.trial
+        counts = [y.sum(0) for y in trial.truth] if isinstance(trial, LabelTrial) else [
+            c.counts(trial.classes).numpy() for c in trial.clients]
+        alone, pooled = advice.alone.personal, advice.pooled.personal
+        return meaning_words(alone, pooled, advice.chance, shared_classes(counts, self.classnames),
+                             alone - pooled > advice.pooled_margin)
+
     def record(self) -> dict[str, Any]:
         """Return the page as plain JSON.
 
-        Margins above ``WIDE`` are null. Without ``needs_known`` nothing is told of what a client
+        ``check`` is there where class names seem to mean different things. Margins above ``WIDE``
+        are null. Without ``needs_known`` nothing is told of what a client
         would need alone. Of sets of labels there is ``measure``, ``auroc`` in place of
         ``balanced``, and the labels that are too rare to be judged.
         """
@@ -124,7 +137,8 @@ class AdvicePage:
             ],
             "needs_known": known, "zero_shot": advice.names, "near_duplicates": advice.twins,
             "folds": self.trial.folds, "command": self.command, "cost": self.cost,
-        } | ({"alone_command": self.alone} if self.alone else {})
+        } | ({"alone_command": self.alone} if self.alone else {}) | (
+            {"check": meaning} if (meaning := self.meaning()) else {})
 
 
 def leaning_lines(advice: Advice, fewer: int = 0) -> list[str]:

@@ -80,6 +80,7 @@ class Advice:
         unit: what ``sizes`` count: ``IMAGES``, ``GROUPS`` or ``POSITIVES``.
         lacks: ``LACKS`` or ``LACKS_EACH`` where nothing but the interval is in the way of a
             verdict; else empty.
+        pooled_margin: half the 95 % interval of what ``pooled`` gains over ``alone``.
     """
 
     verdict: str
@@ -102,6 +103,7 @@ class Advice:
     silent: tuple[int, ...] = ()
     unit: str = IMAGES
     lacks: str = ""
+    pooled_margin: float = math.inf
 
     @property
     def leaning(self) -> str | None:
@@ -153,6 +155,7 @@ def conclude(trial: CrossValidation, images: Sequence[int], twins: float = 0.0) 
         _needs(trial, sides[LOGREG], together, images), sizes,
         sides[NAMES].personal if NAMES in sides else None, twins, chance=100.0 / trial.classes,
         unit=unit, lacks=lacks,
+        pooled_margin=_gain(trial, trial.reached[POOLED], own, doubt)[1],
     )
 
 
@@ -183,7 +186,7 @@ def conclude_labels(trial: LabelTrial, twins: float = 0.0) -> Advice:
         (sides[AFL], tuned if together is shared else shared), points, margin,
         tuple(gain for gain, _ in each), margins, (None,) * len(each), sizes,
         sides[NAMES].personal if NAMES in sides else None, twins, MAP, trial.chance(),
-        tuple(trial.silent), POSITIVES, lacks,
+        tuple(trial.silent), POSITIVES, lacks, _label_gain(trial, POOLED, alone.name)[1],
     )
 
 

@@ -74,7 +74,7 @@ from fedvlm.runs.state import (
     open_records,
     rounds_on_disk,
 )
-from fedvlm.runs.verify.answer import baseline_name
+from fedvlm.runs.verify.answer import NEXT, baseline_name
 from fedvlm.runs.verify.beside import hurt_as_told
 from fedvlm.runs.verify.check import inspect
 from fedvlm.runs.verify.cover import LOGITS
@@ -379,6 +379,7 @@ def _sections(
     results: Mapping[str, Any], protocol: Mapping[str, Any], out: Sequence[str]
 ) -> dict[str, Any]:
     kept = {k: v for k, v in protocol.items() if k not in out}
+    results = {k: v for k, v in results.items() if k != NEXT}  # advice that follows, in words
     if "below" in results:  # another version says the same in other words
         below = [{k: v for k, v in one.items() if k != "sentence"} for one in results["below"]]
         results = {**results, "below": below}

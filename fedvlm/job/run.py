@@ -209,7 +209,7 @@ def _next_lines(
     if not step:
         return []
     last = answer_lines(results, method_name(done["protocol"]))[-1]
-    command = next_command(request, step["flags"], job.cfg, job.origins)
+    command = step["flags"] and next_command(request, step["flags"], job.cfg, job.origins)
     if not command:
         return [last]
     for tag in ([], *(["--tag", f"next-{n}"] for n in range(2, TAGS))):

@@ -249,6 +249,22 @@ def margin_between(results: Mapping[str, Any], one: str, other: str) -> tuple[fl
     return paired_margin(pairs, [int(found["differ"][str(a["client"])]) for a, _ in pairs]), IMAGE
 
 
+def client_margins(results: Mapping[str, Any], one: str, other: str) -> dict[int, float]:
+    """Return ``margin_between`` of each client's own test images.
+
+    Draws of several images are recorded over all clients only: a client's margin is as much wider
+    than that of its images as the whole one is.
+    """
+    pairs = both_rows(*(_section(results, name).get("clients", ()) for name in (one, other)))
+    found = (results.get(PAIRED) or {}).get(pair_name(one, other))
+    if not found or not pairs:
+        return {a["client"]: unpaired_margin([(a, b)]) for a, b in pairs}
+    differ = [int(found["differ"][str(a["client"])]) for a, _ in pairs]
+    wider = max(1.0, float(found.get("margin", 0.0)) / paired_margin(pairs, differ))
+    return {pair[0]["client"]: wider * paired_margin([pair], [unlike])
+            for pair, unlike in zip(pairs, differ, strict=True)}
+
+
 def pair_problems(results: Mapping[str, Any]) -> Iterator[str]:
     """Yield numbers of the section ``paired`` that the counts, or the bits, beside it refute."""
     for name, found in (results.get(PAIRED) or {}).items():

@@ -107,7 +107,7 @@ def test_the_advised_way_has_a_command_and_a_price(table: Path) -> None:
     assert told.lines[-4:-1] == [
         "Gain over working alone, mean of EuroSAT, DescribableTextures: AFL +2.2, AFL plus own "
         "class shares +4.2, FedAvg +5.2, Ditto +8.2. Of these Ditto is the simplest that is "
-        "neither clearly nor 2 points below the best",
+        "neither clearly nor 2 points below the best.",
         f"Next: {run}{method_flags(DITTO)}",
         f"It costs {cost_words(DITTO, 512, 10)}, with 10 classes and 512 features (ViT-B/16)."]
     assert SHAPES[like.BACKBONE].embed == like.WIDTH

@@ -81,6 +81,24 @@ def test_who_is_to_gain_gets_a_pull_that_reaches_its_head_in_so_many_rounds(yes:
     assert method_flags(DITTO).endswith("TRAINER.DITTO.LAMBDA 0.3")
 
 
+def test_clients_who_mean_opposite_things_by_a_name_are_asked_what_they_mean() -> None:
+    """All images in one place then reach half; with the same names they reach what each does."""
+    for turned in (True, False):
+        data = made_up([[0, 1]] * 4, 60, spread=0.8)
+        if turned:
+            data = replace(data, labels=[1 - y if k % 2 else y for k, y in enumerate(data.labels)])
+        trial = try_heads(data)
+        found = conclude(trial, [60] * 4)
+        page = AdvicePage(found, trial, [60] * 4, "abcd", classnames=data.classnames)
+        said = [line for line in page.lines() if "check that all clients mean the same" in line]
+        assert said == ([
+            f"All images in one place reach {found.pooled.personal:.1f}, alone "
+            f"{found.alone.personal:.1f}: check that all clients mean the same by 'class 0' and "
+            "'class 1'."] if turned else [])
+        assert ("check" in page.record()) == turned
+        assert page.lines().index(said[0]) == 9 if turned else found.pooled.personal > 95
+
+
 def test_clients_that_are_not_clear_one_by_one_are_counted(yes: Advice) -> None:
     """Where the mean gain is clear, "0 gain" would be read as its contrary."""
     few = replace(yes, gains=(3.0, 3.0, 3.0, -1.0, 20.0, -20.0), margins=(9.0,) * 6)

@@ -112,14 +112,21 @@ def test_the_screen_alone_names_who_does_better_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hospitals = ("Lyon", "Porto", "Utrecht")
-    answer = {"worse": [0, 2], "of": 3, "verdict": "unclear"}
+    answer = {"worse": [0, 2], "of": 3, "verdict": "unclear", "alone": {"reference": "logreg"}}
+    rows = [{"client": c, "n": 9, "accuracy": 50.0} for c in range(3)]
+    told = {"last": {"clients": rows}, "references": {"logreg": {"clients": rows}}}
     line = "clients 0, 2 by name: 'Lyon', 'Utrecht'"
-    assert worse_names({"answer": answer}, hospitals) == [line]
-    assert worse_names({"answer": answer}, ()) == []
-    assert worse_names({"answer": answer | {"worse": [0, 1, 2]}}, hospitals) == []
-    assert worse_names({"answer": answer | {"worse": [1]}}, hospitals)[0].startswith("client 1 by")
+    assert worse_names(told | {"answer": answer}, hospitals) == [line]
+    assert worse_names(told | {"answer": answer}, ()) == []
+    assert worse_names(told | {"answer": answer | {"worse": [0, 1, 2]}}, hospitals) == []
+    assert worse_names(told | {"answer": answer | {"worse": [1]}}, hospitals)[0].startswith(
+        "client 1 by")
+    sure = {"logreg": {"clients": [rows[0], rows[1] | {"accuracy": 100.0, "n": 900}, rows[2]]}}
+    every = told | {"references": sure, "answer": answer | {"worse": [0, 1, 2]}}
+    assert worse_names(every | {"last": {"clients": [{**row, "n": 900} for row in rows]}},
+                       hospitals) == ["clients 1, 0, 2 by name: 'Porto', 'Lyon', 'Utrecht'"]
     monkeypatch.setattr(run, "worse_names", lambda _, names: worse_names(
-        {"answer": answer}, names))  # in this run every client does better alone
+        told | {"answer": answer}, names))  # in this run every client does better alone
     command = words(chest, tmp_path, "--trainer", "ZeroShot", "--rounds", "1")
     for _ in range(2):  # the run, and the finished run shown again
         assert main(command) == 0

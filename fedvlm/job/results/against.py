@@ -20,6 +20,7 @@ from fedvlm.runs.verify.answer import (
     BARE,
     BASELINES,
     COSTS,
+    PAYS,
     POOLED,
     TOGETHER,
     UNCLEAR,
@@ -27,10 +28,12 @@ from fedvlm.runs.verify.answer import (
     baseline_name,
     goes_around,
     head_together,
+    image_count,
     measure_name,
     measure_word,
 )
 from fedvlm.runs.verify.beside import TUNED, References, better, hurt
+from fedvlm.runs.verify.meaning import meaning_words
 
 _BOUND = "bound"  # kind of a reference that is not compared (``evaluation.references``)
 NO_ROW = ("chance", "zero_shot")  # of the final table: zero-shot has its own, with more numbers
@@ -75,14 +78,16 @@ def below(
 
 def next_step(
     numbers: Mapping[str, Any], records: Sequence[Mapping[str, Any]], trainer: str, peft: str,
-    rate: float, longer: bool = True, sgd: bool = True,
+    rate: float, longer: bool = True, sgd: bool = True, shared: Sequence[str] = (),
 ) -> dict[str, Any] | None:
     """Return something cheap that would probably help, or None.
 
-    Advice needs no significance: a point is enough. First what makes training wrong (the learning
-    rate), then too few rounds, then a simpler model that the run's baselines have measured; that
-    model comes before more rounds where these are ``_too_few_still``. What goes on under the same
-    method gets a tag: its folder holds this run.
+    A point is enough, but a step to sharing that is within the margin is worded as a trial where
+    the run does not show that federation pays. First class names that seem to mean different
+    things, then what makes training wrong (the learning rate), then too few rounds, then a simpler
+    model that the run's baselines have measured; that model comes before more rounds where these
+    are ``_too_few_still``. No rate and no rounds bring a model above what all images in one place
+    reach. What goes on under the same method gets a tag: its folder holds this run.
 
     Args:
         numbers: of the run: ``answer`` (of ``federation_answer``), ``references``, ``spent``.
@@ -91,16 +96,20 @@ def next_step(
         rate: its learning rate.
         longer: more rounds can be asked for; the run was not stopped by a rule of its own.
         sgd: its optimiser is SGD, for which ``HEAD_RATE`` is meant.
+        shared: class names that clients share (``meaning.shared_classes``).
 
     Returns:
-        ``reason`` in words and the ``flags`` that the same command takes.
+        ``reason`` in words and the ``flags`` that the same command takes; none where it is
+        something else that has to be done.
     """
     answer, found, more = numbers[ANSWER], numbers["references"], None
     if answer is None:
         return None
+    if unlike := _unlike_names(numbers, shared):
+        return {"reason": unlike, "flags": []}
     personal, head = float(answer[TOGETHER]["personal"]), head_together(numbers)
-    pooled = float((answer[POOLED] or {}).get("personal") or 0.0)
-    goal = max(float(answer[ALONE]["personal"]), head["personal"] if head else 0.0, pooled)
+    goal = float(answer[POOLED]["personal"]) if answer[POOLED] else max(
+        float(answer[ALONE]["personal"]), head["personal"] if head else 0.0)
     if answer["verdict"] != UNSHARED:
         slower, times = _too_fast(answer, found, records), 10.0
         if not slower and numbers["spent"]["local_steps"] and goal >= personal + RISE:
@@ -119,6 +128,15 @@ def next_step(
     if numbers.get(BARE):  # other methods refuse such clients
         return more
     return _simpler(numbers, records, trainer, peft, rate if sgd else math.inf) or more
+
+
+def _unlike_names(numbers: Mapping[str, Any], shared: Sequence[str]) -> str:
+    """Return ``meaning_words`` of a run."""
+    found, whole = numbers["references"], head_together(numbers, POOLED)
+    chance = float((found.get("chance") or {}).get("personal") or 0.0)
+    return "" if whole is None else meaning_words(
+        whole["personal"] - whole["points"], whole["personal"], chance, shared,
+        whole["verdict"] == COSTS)
 
 
 def _too_few_still(
@@ -153,22 +171,24 @@ def _simpler(
     shares = 0.0 if sets else float((found.get("afl_prior") or {}).get("personal") or 0.0)
     if answer["of"] > 1 and shares > float(alone["personal"]) \
             and shares >= max(personal, head["personal"] if head else 0.0) + RISE:
-        return {"reason": "train a linear head together and add each client's class shares: two "
-                          f"rounds of AFL with SHARES reach {shares:.1f}", "flags": list(SHARES)}
+        return _sharing(
+            numbers, "afl_prior", "train a linear head together and add each client's class "
+            f"shares: two rounds of AFL with SHARES reach {shares:.1f}", SHARES)
     if head and trainer != AFL[1] and head["points"] > 0 \
             and head["personal"] >= personal + RISE and not (sets and is_head):
         if sets:  # AFL needs one class for each image
-            return {"reason": "train a linear head together", "flags": list(HEAD)}
-        return {"reason": "train a linear head together: in one round (AFL) it reaches "
-                          f"{head['personal']:.1f}", "flags": list(AFL)}
+            return _sharing(numbers, "afl", "train a linear head together", HEAD)
+        return _sharing(numbers, "afl", "train a linear head together: in one round (AFL) it "
+                        f"reaches {head['personal']:.1f}", AFL)
     below = unclear and trainer != AFL[1] and float(alone["personal"]) >= personal + RISE
     unknown = answer["verdict"] == COSTS and head is None  # at sites; what one place reaches is
     if (below or unknown and pooled >= float(alone["personal"]) + RISE) \
             and alone["reference"] in TUNED and trainer != OWN_AND_SHARED[1] \
             and pooled >= personal + RISE:
-        return {"reason": f"heads of the clients alone reach {alone['personal']:.1f}, one on all "
-                          f"images in one place {pooled:.1f}: train personal heads beside a "
-                          "shared one", "flags": _of_head(OWN_AND_SHARED, rate, records, sets)}
+        return _sharing(
+            numbers, POOLED, f"heads of the clients alone reach {alone['personal']:.1f}, one on "
+            f"all images in one place {pooled:.1f}: train personal heads beside a shared one",
+            _of_head(OWN_AND_SHARED, rate, records, sets))
     if answer["verdict"] == COSTS or below:
         if alone["reference"] == "zero_shot":
             return {"reason": "the untrained model is better: use it as it is, or share fewer "
@@ -178,10 +198,25 @@ def _simpler(
             "reason": "train a linear head at each client alone, or share fewer parts",
             "flags": _of_head(OWN_HEAD, rate, records, sets)}
     if trainer == AFL[1] and pooled >= personal + RISE:
-        return {"reason": f"a linear head on all images in one place reaches {pooled:.1f}, and "
-                          "FedAvg of a head can come near that",
-                "flags": _of_head(HEAD, rate if rate == math.inf else 0.0, records)}
+        return _sharing(
+            numbers, POOLED, f"a linear head on all images in one place reaches {pooled:.1f}, and "
+            "FedAvg of a head can come near that",
+            _of_head(HEAD, rate if rate == math.inf else 0.0, records))
     return None
+
+
+def _sharing(
+    numbers: Mapping[str, Any], name: str, reason: str, flags: Sequence[str]
+) -> dict[str, Any]:
+    """Return a step to sharing: a trial where neither the run nor a baseline shows that it pays.
+
+    Args:
+        name: the baseline that speaks for it.
+    """
+    shown = head_together(numbers, name) or {}
+    if PAYS not in (numbers[ANSWER]["verdict"], shown.get("verdict")):
+        reason = f"it may be worth a try ({image_count(numbers)} cannot tell): {reason}"
+    return {"reason": reason, "flags": list(flags)}
 
 
 def _of_head(

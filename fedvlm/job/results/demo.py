@@ -20,6 +20,8 @@ from fedvlm.runs.verify.answer import (
     TOGETHER,
     baseline_name,
     federation_answer,
+    worse_clearly,
+    worse_words,
 )
 
 HEAD = "FedAvg"  # the head's method; the demo's other one is the default of --trainer
@@ -93,7 +95,8 @@ def summary_lines(
         f"{'accuracy (%)':<{wide}}  own images  class-balanced  unseen classes",
         *(f"{words:<{wide}}  {_text(a):>10}  {_text(b):>14}  {_text(c):>14}"
           for words, a, b, c in rows),
-        _gain("A linear head", simple), _gain(name, other, _unseen(zero, method["last"])),
+        _gain("A linear head", simple, worse_clearly(head)),
+        _gain(name, other, worse_clearly(method), _unseen(zero, method["last"])),
         f"Next: your own images, one folder per class: {OWN}",
     ]
 
@@ -106,14 +109,15 @@ def _text(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}"
 
 
-def _gain(name: str, answer: Mapping[str, Any], more: str = "") -> str:
+def _gain(
+    name: str, answer: Mapping[str, Any], clearly: Sequence[int], more: str = ""
+) -> str:
     """Return what a method gains over working alone, and for how many clients it does not."""
-    points, worse = answer["points"], len(answer["worse"])
+    points = answer["points"]
     start = f"{name} gains {points:.1f} points over working alone"
     if answer["verdict"] != PAYS:
         start = f"{name} does not clearly gain over working alone ({points:+.1f} points)"
-    verb = "does" if worse == 1 else "do"
-    return f"{start}; {worse} of {answer['of']} clients {verb} better alone{more}."
+    return f"{start}; {worse_words(answer, clearly)}{more}."
 
 
 def _unseen(zero: Mapping[str, Any], last: Mapping[str, Any]) -> str:

@@ -45,6 +45,7 @@ from fedvlm.runs.verify.answer import (
     seeds_lines,
 )
 from fedvlm.runs.verify.beside import References, gain, hurt, reference_kind
+from fedvlm.runs.verify.meaning import shared_classes
 from fedvlm.runs.verify.numbers import CLIENTS, RECALLS
 
 METRICS = (
@@ -213,8 +214,14 @@ def _next(
         numbers, records, said["trainer"], said["peft"], float(built.cfg.OPTIM.LR),
         longer=not (built.cfg.FED.PATIENCE or built.cfg.FED.BUDGET != "rounds"
                     or len(records) - 1 < built.cfg.FED.ROUNDS),
-        sgd=built.cfg.OPTIM.NAME == "sgd",
+        sgd=built.cfg.OPTIM.NAME == "sgd", shared=_shared_classes(built),
     )
+
+
+def _shared_classes(built: Built) -> list[str]:
+    """Return the classes that clients share, by the counts that the server has."""
+    roster = built.federation.roster
+    return shared_classes(roster.classes[list(roster.present)], built.data.classnames)
 
 
 def _readmitted(built: Built) -> list[Any]:

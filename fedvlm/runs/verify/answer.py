@@ -19,6 +19,7 @@ from fedvlm.runs.bits import (
     LAST,
     PAIRED,
     both_rows,
+    client_margins,
     margin_between,
 )
 
@@ -257,9 +258,10 @@ def client_numbers(results: Mapping[str, Any], method: str, client: int) -> list
             continue
         here, there, n = float(mine["accuracy"]), float(own["accuracy"]), int(mine["n"])
         end = "" if client not in answer["worse"] or answer["verdict"] == UNSHARED else (
-            ": it does better alone")
-        few = [f"{n:,} test image{'' if n == 1 else 's'} of this client are few: its numbers say "
-               "little"] if n < FEW_IMAGES else []
+            ": it does better alone" if client in worse_clearly(results) else
+            f": it {_more_alone(mine, own)} alone in this run ({_image_words(n)}: cannot tell)")
+        few = [f"{_image_words(n)} of this client are few: its numbers say little"
+               ] if n < FEW_IMAGES else []
         return [f"this client, {measure_word(last)} (%): alone "
                 f"({baseline_name(answer[ALONE]['reference'])}) {there:.1f}, with {method} "
                 f"{here:.1f}{end}", *few]
@@ -277,13 +279,33 @@ def alone_by_client(results: Mapping[str, Any]) -> tuple[str, dict[int, float]]:
         for row in results["references"][name]["clients"] if row["accuracy"] is not None}
 
 
-def head_together(results: Mapping[str, Any]) -> dict[str, Any] | None:
+def _more_alone(mine: Row, own: Row) -> str:
+    """Return in words by how much a client does better; of sets of labels only that it does."""
+    more = own.get("correct", 0) - mine.get("correct", 0)
+    return f"had {more:g} more right" if more > 0 and measure_word(mine) == ACCURACY else (
+        "reached more")
+
+
+def worse_clearly(results: Mapping[str, Any]) -> list[int]:
+    """Return the clients that do better alone by more than the margin of their own test images."""
+    answer = answer_of(results)
+    if answer is None:
+        return []
+    name = answer[ALONE]["reference"]
+    pairs = both_rows(results[LAST].get("clients", ()), results["references"][name]["clients"])
+    margins = client_margins(results, LAST, name)
+    return [a["client"] for a, b in pairs
+            if float(b["accuracy"]) - float(a["accuracy"]) > margins[a["client"]]]
+
+
+def head_together(results: Mapping[str, Any], name: str = HEAD) -> dict[str, Any] | None:
     """Return what a linear head made together in one round reaches, beside the best alone.
 
     That is the baseline AFL. The best alone is a baseline, or a run that shares nothing.
 
     Args:
         results: as ``federation_answer`` takes them.
+        name: another baseline, of which the same is asked.
 
     Returns:
         ``personal`` in percent; ``points`` above the best alone; ``verdict``: pays, costs or
@@ -291,14 +313,14 @@ def head_together(results: Mapping[str, Any]) -> dict[str, Any] | None:
     """
     answer = answer_of(results)
     found = results.get("references") or {}
-    head = found.get(HEAD)
+    head = found.get(name)
     if answer is None or not head or head["personal"] is None:
         return None
-    name, own, last = answer[ALONE]["reference"], answer[ALONE], results[LAST]
+    best, own, last = answer[ALONE]["reference"], answer[ALONE], results[LAST]
     if answer["verdict"] == UNSHARED and float(last["personal"]) > float(own["personal"]):
-        name, own = LAST, last
+        best, own = LAST, last
     points = float(head["personal"]) - float(own["personal"])
-    margin, _ = margin_between(results, HEAD, name)
+    margin, _ = margin_between(results, name, best)
     return {"personal": float(head["personal"]), "points": points,
             "verdict": _verdict(points, margin, shares=True)}
 
@@ -320,7 +342,7 @@ def answer_sentences(
     answer = answer_of(results)
     if answer is None:
         return [f"Whether federation pays is not known: {_reason(results)}."]
-    told = [_paid(answer, method, _test_images(results))]
+    told = [_paid(answer, method, image_count(results), worse_clearly(results))]
     head = head_together(results) if answer["verdict"] != PAYS and answer["of"] > 1 \
         and method.split()[0] != AFL else None
     if head is not None and abs(head["personal"] - answer[TOGETHER]["personal"]) >= SAME:
@@ -333,7 +355,8 @@ def answer_sentences(
                     f"alone: {end}")
     step = results.get(NEXT) if command else None
     if step is not None:
-        told.append(f"next: {step['reason']} ({' '.join(step['flags'])})")
+        flags = f" ({' '.join(step['flags'])})" if step["flags"] else ""
+        told.append(f"next: {step['reason']}{flags}")
     return [f"{text if text.startswith(method) else _capital(text)}." for text in told]
 
 
@@ -341,16 +364,16 @@ def _lost(answer: Mapping[str, Any], step: Mapping[str, Any] | None) -> str:
     """Return what follows where a head made together loses: of federation only what others show.
 
     Where the run's own method is no worse than alone, all images in one place reach more, or the
-    same method is to be trained otherwise, it is the ridge regression that loses.
+    next step shares, too, it is the ridge regression that loses.
     """
     pooled, alone = (answer[POOLED] or {}).get("personal"), float(answer[ALONE]["personal"])
-    again = step is not None and "--trainer" not in step["flags"]
+    again = step is not None and not {"LocalOnly", "ZeroShot"} & set(step["flags"])
     if answer["verdict"] == UNCLEAR or again or (pooled is not None and float(pooled) > alone):
         return "such a head does not pay here"
     return "federation does not pay here"
 
 
-def _paid(answer: Mapping[str, Any], method: str, images: int) -> str:
+def _paid(answer: Mapping[str, Any], method: str, count: str, clearly: Sequence[int]) -> str:
     points, margin, verdict = answer["points"], answer["margin"], answer["verdict"]
     if verdict == UNSHARED:
         return ("the clients shared nothing in this run, so it does not show whether federation "
@@ -361,12 +384,11 @@ def _paid(answer: Mapping[str, Any], method: str, images: int) -> str:
         "paired by group of test images" if paired == GROUP else "paired by test image")
     even = answer["balanced_points"]
     beside = "" if even is None else f", class-balanced {even:+.1f}"
-    worse = _worse_clients(answer["worse"], answer["of"])
+    worse = worse_words(answer, clearly)
     if verdict == UNCLEAR:
         seen = f"is {abs(points):.1f} points{of} {'lower' if points < 0 else 'higher'}" \
             if abs(points) >= SAME else "reaches the same"
         least = f"a difference below {margin:.1f} points" if margin < NO_MARGIN else "a difference"
-        count = f"{images:,} test image{'' if images == 1 else 's'}"
         return (f"{count} cannot tell whether {method} is better than the clients alone: in this "
                 f"run it {seen}{beside}; they cannot show "
                 f"{least} (95 % margin, {how}); {worse}")
@@ -377,10 +399,14 @@ def _paid(answer: Mapping[str, Any], method: str, images: int) -> str:
     return f"{start}: {points:+.1f} points{of} (95 % margin {margin:.1f}, {how}){beside}; {worse}"
 
 
-def _test_images(results: Mapping[str, Any]) -> int:
-    """Return the test images of the clients that an answer is about."""
-    return sum(int(row["n"]) for row in results[LAST].get("clients", ())
-               if row["accuracy"] is not None)
+def image_count(results: Mapping[str, Any]) -> str:
+    """Return how many test images the clients have that an answer is about."""
+    return _image_words(sum(int(row["n"]) for row in results[LAST].get("clients", ())
+                            if row["accuracy"] is not None))
+
+
+def _image_words(n: int) -> str:
+    return f"{n:,} test image{'' if n == 1 else 's'}"
 
 
 def answer_lines(results: Mapping[str, Any], method: str) -> list[str]:
@@ -434,10 +460,12 @@ def worse_names(results: Mapping[str, Any], names: Sequence[str]) -> list[str]:
     clients are personal data, so no file of a run but ``private.json`` has them.
     """
     answer = results.get(ANSWER)
-    if not names or not answer or answer["verdict"] == UNSHARED \
-            or not 0 < len(answer["worse"]) < answer["of"]:
+    if not names or not answer or answer["verdict"] == UNSHARED:
         return []
-    listed = answer["worse"][:LISTED]
+    listed = [k for some in _by_clearness(answer["worse"], worse_clearly(results))
+              if len(some) < answer["of"] for k in some[:LISTED]]
+    if not listed:
+        return []
     word = "client" if len(listed) == 1 else "clients"
     return [f"{word} {', '.join(map(str, listed))} by name: "
             f"{', '.join(quote_name(names[k]) for k in listed)}"]
@@ -462,15 +490,37 @@ def _reason(results: Mapping[str, Any]) -> str:
     return "no client has test images"
 
 
-def _worse_clients(worse: Sequence[int], of: int) -> str:
+def worse_words(answer: Mapping[str, Any], clearly: Sequence[int]) -> str:
+    """Return how many clients do better alone, and how many only reached more in this run.
+
+    Args:
+        clearly: see ``worse_clearly``.
+    """
+    of = answer["of"]
     if of == 1:
         return "there is one client only"
-    if not worse:
-        return f"none of {of} clients does better alone"
-    names = ", ".join(map(str, worse[:LISTED])) + (", ..." if len(worse) > LISTED else "")
-    verb = "does" if len(worse) == 1 else "do"
-    some = f" (client {names})" if len(worse) == 1 else f" (clients {names})"
-    return f"{len(worse)} of {of} clients {verb} better alone{some if len(worse) < of else ''}"
+    sure, rest = _by_clearness(answer["worse"], clearly)
+    verb = "does" if len(sure) == 1 else "do"
+    told = [f"{len(sure)} of {of} clients {verb} better alone{_listed(sure, of)}"] if sure else []
+    if rest:
+        start = f"{len(rest)} of {of} clients" if not sure else (
+            f"{len(rest)} other{'' if len(rest) == 1 else 's'}")
+        told.append(f"{start} reached more alone in this run{_listed(rest, of)}, "
+                    f"{'not' if len(rest) == 1 else 'none of them'} clearly")
+    return ", ".join(told) or f"none of {of} clients does better alone"
+
+
+def _by_clearness(worse: Sequence[int], clearly: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Return the clients that do better alone, and those of whom their test images cannot tell."""
+    return [k for k in worse if k in clearly], [k for k in worse if k not in clearly]
+
+
+def _listed(clients: Sequence[int], of: int) -> str:
+    """Return clients by number, where they are not all."""
+    if len(clients) == of:
+        return ""
+    names = ", ".join(map(str, clients[:LISTED])) + (", ..." if len(clients) > LISTED else "")
+    return f" (client{'' if len(clients) == 1 else 's'} {names})"
 
 
 def _side(one: Row) -> dict[str, Any]:

@@ -113,6 +113,16 @@ OWN_HEAD = ["--trainer", "LocalOnly", "--peft", "head"]
 LONGER = ["--rounds", "20", "--tag", "rounds-20"]  # the folder without a tag holds the run
 SLOWER = ["--lr", "0.05", "--tag", "lr-0.05"]
 AFL = ["--trainer", "AFL", "--rounds", "1"]  # also after a command that names more
+SHARES = list(against.SHARES)
+
+
+def swinging(values: tuple[float, ...], losses: tuple[float, ...]) -> list[dict[str, Any]]:
+    return [{"personal": 30.0}, *(
+        {"personal": value, "train": {"0": {"w/loss": loss}}, "participants": [0]}
+        for value, loss in zip(values, losses, strict=True))]
+
+
+UP_AND_DOWN = (58.5, 45.8) * 6
 
 
 @pytest.mark.parametrize(("found", "history", "trainer", "flags"), [
@@ -239,6 +249,67 @@ def test_class_shares_come_before_a_head_that_is_a_point_worse() -> None:
     assert step is not None and step["flags"] != list(against.SHARES)
 
 
+@pytest.mark.parametrize(("personal", "sent", "reached", "flags", "trial"), [
+    (50.0, 1, {"afl": 62.0}, AFL, True), (50.0, 1, {"afl": 80.0}, AFL, False),
+    (50.0, 1, {"afl": 59.0, "afl_prior": 62.0}, SHARES, True),
+    (50.0, 1, {"afl": 59.0, "afl_prior": 80.0}, SHARES, False),
+    (59.0, 1, {"afl": 61.0}, AFL, True),  # unclear
+    (72.0, 1, {"afl": 75.0, "pooled": 72.0}, AFL, False),  # that federation pays is shown
+    (65.0, 1, {"afl": 66.5, "pooled": 65.0}, AFL, False),
+    (99.0, 0, {"afl": 100.0, "pooled": 100.0}, AFL, True),  # LocalOnly: one image of a hundred
+    (57.0, 1, {"afl": 57.5, "pooled": 61.5}, DITTO, True),
+])
+def test_a_step_to_sharing_within_the_margin_is_a_trial(
+    personal: float, sent: int, reached: dict[str, float], flags: list[str], trial: bool
+) -> None:
+    """A run that says "does not pay" does not say "train together" in the next line."""
+    found = numbers(personal, sent=sent)
+    found["references"]["afl_prior"] = dict(found["references"]["afl"]) | {"personal": 0.0}
+    for name, value in reached.items():
+        rows = [{"client": c, "n": 100, "accuracy": value} for c in range(10)]
+        found["references"][name] |= {"personal": value, "clients": rows}
+    found["answer"] = federation_answer({k: v for k, v in found.items() if k != "answer"})
+    step = against.next_step(found, FLAT, "LocalOnly" if not sent else "FedAvg", "head", 0.5)
+    assert step is not None and step["flags"] == flags
+    words = "it may be worth a try (1,000 test images cannot tell): "
+    assert step["reason"].startswith(words) == trial and ("worth" in step["reason"]) == trial
+
+
+@pytest.mark.parametrize(("alone", "pooled", "shared", "said"), [
+    (98.0, 54.0, ["a", "b"], True), (98.0, 54.0, ["a"], False), (98.0, 95.0, ["a", "b"], False),
+])
+def test_class_names_that_clients_use_for_opposite_things_come_first(
+    alone: float, pooled: float, shared: list[str], said: bool
+) -> None:
+    """Before a rate, which does not help there."""
+    found = numbers(45.8, afl=52.0)
+    for name, value in (("logreg", alone), ("pooled", pooled)):
+        rows = [{"client": c, "n": 100, "accuracy": value} for c in range(10)]
+        found["references"][name] |= {"personal": value, "clients": rows}
+    found["references"]["chance"]["personal"] = 50.0
+    found["answer"] = federation_answer({k: v for k, v in found.items() if k != "answer"})
+    history = swinging(UP_AND_DOWN, (0.29, 0.23) * 6)
+    step = against.next_step(found, history, "FedAvg", "head", 0.05, shared=shared)
+    assert step is not None
+    assert (step == {
+        "reason": "all images in one place reach 54.0, alone 98.0: check that all clients mean the "
+                  "same by 'a' and 'b'", "flags": []}) == said
+    assert said or step["flags"][0] == "--lr"
+
+
+@pytest.mark.parametrize("history", [RISING, swinging(UP_AND_DOWN, (0.29, 0.23) * 6)])
+def test_no_rate_and_no_rounds_where_one_place_reaches_no_more(
+    history: list[dict[str, Any]]
+) -> None:
+    """Although the clients alone reach much more."""
+    found = numbers(45.8, afl=49.0)
+    for pooled, flags in ((46.0, OWN_HEAD), (47.0, LONGER if history is RISING else SLOWER[:1])):
+        found["references"]["pooled"]["personal"] = pooled
+        found["answer"] = federation_answer({k: v for k, v in found.items() if k != "answer"})
+        step = against.next_step(found, history, "FedAvg", "head", 0.5)
+        assert step is not None and step["flags"][:len(flags)] == flags
+
+
 def test_of_sets_of_labels_it_is_what_takes_them() -> None:
     found = numbers(50.0)
     found["answer"] |= {"measure": "mAP"}
@@ -270,15 +341,6 @@ def test_a_mad_rate_is_named() -> None:
         history = [*FLAT[:-1], {"personal": 20.0, "train": {"0": {"w/loss": loss}}}]
         step = against.next_step(numbers(20.0), history, "FedAvg", "head", 0.5)
         assert step is not None and step["flags"] == flags
-
-
-def swinging(values: tuple[float, ...], losses: tuple[float, ...]) -> list[dict[str, Any]]:
-    return [{"personal": 30.0}, *(
-        {"personal": value, "train": {"0": {"w/loss": loss}}, "participants": [0]}
-        for value, loss in zip(values, losses, strict=True))]
-
-
-UP_AND_DOWN = (58.5, 45.8) * 6
 
 
 @pytest.mark.parametrize(("values", "losses", "lower"), [

@@ -51,8 +51,8 @@ def test_ten_lines() -> None:
     assert lines[0].startswith("3 clients with 5 to 10 images each")
     assert lines[3].split()[-3:] == ["70.0", "50.0", "-"]
     assert lines[5].split()[-3:] == ["80.0", "80.0", "55.0"]
-    assert lines[7] == ("A linear head gains 21.0 points over working alone; 0 of 2 clients do "
-                        "better alone.")
+    assert lines[7] == ("A linear head gains 21.0 points over working alone; none of 2 clients "
+                        "does better alone.")
     assert lines[8].endswith("On classes that no client has it reaches 55.0 (zero-shot 40.0).")
 
 

@@ -31,6 +31,8 @@ from fedvlm.runs.verify.answer import (
     head_together,
     mean_answer,
     seeds_lines,
+    worse_clearly,
+    worse_words,
 )
 from fedvlm.runs.verify.beside import disagreements
 from tests import jobs
@@ -72,7 +74,8 @@ def test_it_pays() -> None:
     assert answer["verdict"] == "pays"
     (words,) = answer_sentences(results(90.0, 95.0, 96.0, 79.0), "FedTV")
     assert words.startswith("Federation pays here with FedTV: +20.0 points")
-    assert words.endswith("1 of 3 clients does better alone (client 2).")
+    assert words.endswith("; 1 of 3 clients reached more alone in this run (client 2), not "
+                          "clearly.")
 
 
 def test_the_margin_is_binomial() -> None:
@@ -142,8 +145,8 @@ def test_a_difference_that_cannot_be_told_says_with_how_many_images_and_which_wa
     assert answer_sentences(numbers, "FedTV")[0] == (
         "150 test images cannot tell whether FedTV is better than the clients alone: in this run "
         "it is 6.0 points lower, class-balanced +25.0; they cannot show a difference below "
-        f"{margin:.1f} points (95 % margin, from the number of test images); 2 of 3 clients do "
-        "better alone (clients 1, 2).")
+        f"{margin:.1f} points (95 % margin, from the number of test images); 2 of 3 clients "
+        "reached more alone in this run (clients 1, 2), none of them clearly.")
     few = results(74.0, 74.0, 74.0, 74.0)
     for row in (*few["last"]["clients"], *few["references"]["logreg"]["clients"]):
         row["n"] = 1
@@ -153,11 +156,19 @@ def test_a_difference_that_cannot_be_told_says_with_how_many_images_and_which_wa
 
 
 def test_a_client_takes_home_its_own_number() -> None:
-    """The mean over clients is not what it asks for."""
+    """The mean over clients is not what it asks for; that it does better alone needs its images."""
+    numbers = results(90.0, 95.0, 96.0, 60.0)
+    told = "this client, accuracy (%): alone (logistic regression) 80.0, with FedTV "
+    assert client_numbers(numbers, "FedTV", 2) == [f"{told}60.0: it does better alone"]
+    assert answer_sentences(numbers, "FedTV")[0].endswith(
+        "; 1 of 3 clients does better alone (client 2).")
     numbers = results(90.0, 95.0, 96.0, 79.0)
     assert client_numbers(numbers, "FedTV", 2) == [
-        "this client, accuracy (%): alone (logistic regression) 80.0, with FedTV 79.0: it does "
-        "better alone"]
+        f"{told}79.0: it reached more alone in this run (50 test images: cannot tell)"]
+    numbers["references"]["logreg"]["clients"][2]["correct"] = 40
+    numbers["last"]["clients"][2]["correct"] = 39
+    assert client_numbers(numbers, "FedTV", 2) == [
+        f"{told}79.0: it had 1 more right alone in this run (50 test images: cannot tell)"]
     numbers["last"]["clients"][0]["n"] = 11
     assert client_numbers(numbers, "FedTV", 0) == [
         "this client, accuracy (%): alone (logistic regression) 60.0, with FedTV 95.0",
@@ -166,17 +177,55 @@ def test_a_client_takes_home_its_own_number() -> None:
     assert client_numbers(numbers | {"privacy": {}}, "FedTV", 0) == []
 
 
+@pytest.mark.parametrize(("differ", "margin", "clear"), [
+    (10, None, True), (30, None, False), (10, 1.0, True), (10, 20.0, False),
+])
+def test_a_client_does_better_alone_where_its_own_images_show_it(
+    differ: int, margin: float | None, clear: bool
+) -> None:
+    """By the run's rule: 10 of 50 images lost and none won are clear, 20 lost and 10 won are not.
+
+    Images of patients count less by as much as in the whole run.
+    """
+    numbers = results(90.0, 95.0, 96.0, 60.0)
+    for row in (*numbers["last"]["clients"], *numbers["references"]["logreg"]["clients"]):
+        row["correct"] = round(row["n"] * row["accuracy"] / 100)
+    numbers["paired"] = {"last|logreg": {"differ": {"0": 18, "1": 13, "2": differ}} | (
+        {} if margin is None else {"by": "group", "margin": margin})}
+    assert worse_clearly(numbers) == ([2] if clear else [])
+    said = answer_sentences(numbers, "FedTV")[0]
+    assert ("1 of 3 clients does better alone (client 2)" in said) == clear
+    assert client_numbers(numbers, "FedTV", 2)[0].endswith(
+        "with FedTV 60.0: it does better alone" if clear else
+        "with FedTV 60.0: it had 10 more right alone in this run (50 test images: cannot tell)")
+
+
+def test_clients_that_clearly_do_better_alone_are_told_from_others() -> None:
+    answer = {"worse": [0, 2, 3], "of": 4}
+    assert worse_words(answer, [2]) == (
+        "1 of 4 clients does better alone (client 2), 2 others reached more alone in this run "
+        "(clients 0, 3), none of them clearly")
+    assert worse_words(answer, [0, 2]) == (
+        "2 of 4 clients do better alone (clients 0, 2), 1 other reached more alone in this run "
+        "(client 3), not clearly")
+    assert worse_words(answer | {"of": 3}, [0, 2, 3]) == "3 of 3 clients do better alone"
+    assert worse_words({"worse": [], "of": 4}, []) == "none of 4 clients does better alone"
+
+
 @pytest.mark.parametrize(("flags", "what"), [
     (["--rounds", "20", "--tag", "rounds-20"], "such a head"), (["--lr", "0.01"], "such a head"),
-    (["--trainer", "LocalOnly"], "federation"),
+    (["--trainer", "AFL", "--rounds", "1"], "such a head"), ([], "such a head"),
+    (["--trainer", "LocalOnly"], "federation"), (["--trainer", "ZeroShot"], "federation"),
 ])
-def test_a_run_that_is_to_be_trained_otherwise_does_not_judge_federation(
+def test_a_run_whose_next_step_shares_does_not_judge_federation(
     flags: list[str], what: str
 ) -> None:
     numbers = results(50.0, 50.0, 50.0, 50.0) | {"next": {"reason": "so", "flags": flags}}
     numbers["references"]["afl"] |= {"personal": 45.0, "clients": rows(45.0, 45.0, 45.0)}
     numbers["references"]["pooled"]["personal"] = 60.0
-    assert answer_sentences(numbers, "FedTV")[1].endswith(f"alone: {what} does not pay here.")
+    _, head, step = answer_sentences(numbers, "FedTV")
+    assert head.endswith(f"alone: {what} does not pay here.")
+    assert step == (f"Next: so ({' '.join(flags)})." if flags else "Next: so.")
 
 
 def test_afl_is_not_told_of_afl() -> None:
