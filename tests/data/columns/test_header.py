@@ -14,12 +14,15 @@ from fedvlm.data.own.add import OwnSet, understand
 from tests.data.columns.publishers import picture, written
 
 
+HEADER = "file,class,hospital,patient"
+
+
 def read(folder: Path, word: str = "t.csv", **flags: str) -> OwnSet:
     given = {f"DATASET.{key}": value for key, value in flags.items()}
     return understand(folder / word, {"CACHE_DIR": str(folder / ".cache")} | given)
 
 
-def ward(folder: Path, header: str = "file,class,hospital,patient", **cells: str) -> Path:
+def ward(folder: Path, header: str = HEADER, **cells: str) -> Path:
     """A table of 12 images; ``cells`` replace a row's cell, ``hospital3=""`` that of row 3."""
     rows = []
     for i in range(12):
@@ -89,6 +92,9 @@ def test_tables_of_other_hands(tmp_path: Path) -> None:
      "there is one client only; a federation needs two"),
     ({"CLIENTS_BY": "hospital", "GROUPS": "patient"}, {"patient1": "P4"},
      r"'P4', at 'Lyon' and 'Porto'"),
+    ({"CLIENTS_BY": "dx"}, {},
+     r"t.csv: 'dx' is named by --clients-by, so no column is left for the class: .*classname=COL"),
+    ({"GROUPS": "dx"}, {}, r"'dx' is named by --groups, so no column is left for the class"),
     ({"COLUMNS": "clas=dx"}, {}, r"DATASET.COLUMNS 'clas=dx'; did you mean 'classname'\?"),
     ({"COLUMNS": "classname=dx,classname=class"}, {}, "classname is dx and class; keep one"),
     ({"COLUMNS": "patient=dx"}, {}, "patients, and other groups that stay whole, go by --groups"),
@@ -111,7 +117,7 @@ def test_tables_of_other_hands(tmp_path: Path) -> None:
 def test_bad_input_is_one_sentence(
     flags: dict[str, str], cells: dict[str, str], says: str, tmp_path: Path
 ) -> None:
-    ward(tmp_path, **cells)
+    ward(tmp_path, "file,dx,hospital" if "dx" in flags.values() else HEADER, **cells)
     with pytest.raises(FedvlmError, match=says) as caught:
         read(tmp_path, **flags)
     assert "\n" not in str(caught.value)
@@ -132,6 +138,12 @@ def test_two_files_of_one_name_at_two_hospitals(tmp_path: Path) -> None:
     rows = [[f"{place}/mri/{file}", name, place] for file, name, place in rows]
     written(tmp_path, "t.csv", "file,class,hospital", rows)
     assert read(tmp_path, CLIENTS_BY="hospital").data.client_names == ["Lyon", "Porto"]
+    start = f"data/{tmp_path.name}/"  # as the shell's folder shows them
+    rows = [[start + file, *more] for file, *more in rows]
+    written(tmp_path, "t.csv", "file,class,hospital", rows)
+    with pytest.raises(FedvlmError, match=f"line 2: paths are read from the folder {tmp_path}: "
+                                          f"write 'Lyon/mri/scan0.png', without '{start}'$"):
+        read(tmp_path)
 
 
 def test_a_folder_of_dicom_files(tmp_path: Path) -> None:
