@@ -19,7 +19,7 @@ from fedvlm.api.rebuild import (
     run_folder,
     whole_argument,
 )
-from fedvlm.core.errors import ConfigError, DataError, fold
+from fedvlm.core.errors import ConfigError, DataError, fold, plural
 from fedvlm.core.trees import Tree, unstack
 from fedvlm.data.columns.label_sets import label_name
 from fedvlm.data.datum import Datum, labels_of, refuse_targets
@@ -96,7 +96,7 @@ def adapt(
     notes += _said(federation, params, shared)
     at = f"round {base.state.round} of {base.cfg.FED.ROUNDS}"
     notes += [f"{at}, as asked for"] if round is not None else []
-    words = f"{own.data.name}, {len(split.train)} training images"
+    words = f"{own.data.name}, {plural(len(split.train), 'training image')}"
     facts = Facts("a new client", words, notes=(f"adapted from {Path(run).name}, {at}",),
                   run=run_digest(run_folder(run)))
     adapted = Model(federation.trainer, model, params, "a new client", facts)

@@ -24,7 +24,7 @@ from fedvlm.api.rebuild import (
 from fedvlm.config.engines import of_parties
 from fedvlm.core.errors import ConfigError, DataError, fold
 from fedvlm.core.trees import Tree, unstack
-from fedvlm.export.trained import Facts
+from fedvlm.export.trained import Facts, untested_model
 from fedvlm.federation.aggregation.client_privacy import own_model_reason, own_model_words
 from fedvlm.federation.discovery import NO_TRUST, Trust
 from fedvlm.runs.finished import FinishedRun, read_finished
@@ -234,7 +234,16 @@ class Run:
         elif spoken:
             notes.append(f"privacy: {spoken['words']}")
         return Facts(owner, words, metrics, "", "", tuple(notes), *fixed,
-                     bool(cfg.DATASET.CAPTIONS), run_digest(self.path), images)
+                     bool(cfg.DATASET.CAPTIONS), run_digest(self.path), images,
+                     self._untested(client))
+
+    def _untested(self, client: int | None) -> str:
+        """Return what a card says of a client without test images; sites keep how many these are.
+        """
+        if client is None or of_parties(self._rebuilt.cfg):
+            return ""
+        roster = self._rebuilt.federation.roster
+        return untested_model(int(roster.train[client]), int(roster.test[client]))
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"

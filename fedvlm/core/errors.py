@@ -11,6 +11,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1]
 STANDARD = Path(os.__file__).parent  # Python's own library
+_LIKE = 0.6  # how like a name must be to a known one for a hint
 
 
 class FedvlmError(Exception):
@@ -68,16 +69,16 @@ def plural(number: int, word: str, many: str = "") -> str:
     return f"{number:,} {word if number == 1 else many or word + 's'}"
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Return the nearest known name, or an empty string where nothing is near."""
-    return next(iter(_nearest(word, known)), "")
+def nearest(word: str, known: Iterable[str], least: float = _LIKE) -> str:
+    """Return the nearest known name, or an empty string where none is as near as ``least``."""
+    return next(iter(_nearest(word, known, least)), "")
 
 
-def _nearest(word: str, known: Iterable[str]) -> list[str]:
+def _nearest(word: str, known: Iterable[str], least: float = _LIKE) -> list[str]:
     """Return the nearest known name first, and those that are as near; never what it negates."""
     folded = fold(word)
     names = {fold(k): k for k in known if folded != f"non{fold(k)}"}
-    near = difflib.get_close_matches(folded, list(names), n=3, cutoff=0.6)
+    near = difflib.get_close_matches(folded, list(names), n=3, cutoff=least)
     ratio = {n: difflib.SequenceMatcher(None, n, folded).ratio() for n in near}
     return [names[n] for n in near if ratio[n] == ratio[near[0]]]
 

@@ -51,6 +51,9 @@ _UNSHARED = "DATASET.TEST_SHARE (--test-share) draws no test images:"
 _HINT = "; or set DATASET.FORMAT (folders, csv, ...) to read a copy of another shape"
 MEMORY_FORMAT = "memory"  # DATASET.FORMAT of what a Python program gave (``memory/given.py``)
 DEFAULT_TEMPLATE = "a photo of a {}."
+ONE_CLASS = ("every client has one class: alone is right by always naming it, so this cannot say "
+             "whether to federate")
+_LISTED = 5  # clients that a sentence names
 
 
 def load_dataset(cfg: CfgNode, whole: bool = True) -> DatasetBase:
@@ -171,6 +174,12 @@ def load_for_training(cfg: CfgNode) -> DatasetBase:
 
         join_test(data, float(cfg.DATASET.JOIN_TEST), int(cfg.DATA_SEED))
     refuse_untestable(data)
+    if not data.test and not cfg.DATASET.get("GROUPS", ""):  # these have a note of their own
+        where = " at one client" if data.client_names else ""
+        data.notes.insert(0, (
+            f"{data.name}: there is no test {data.kind}, so a run measures no accuracy and cannot "
+            f"say whether to federate: give more {data.kind}s (two of one class{where} make a "
+            "test), or a test part"))
     words = cfg.DATASET.get("CORRUPTION", "")
     if not words:
         return data
@@ -407,7 +416,8 @@ def check_holders(data: DatasetBase, clients_by: str, groups: str) -> None:
                 "results have no test accuracy: name a column with more and smaller groups, or "
                 "give a test part")
     if clients_by:
-        data.notes += holder_notes(data, clients_by)
+        notes = holder_notes(data, clients_by)
+        data.notes[:] = [*notes, *data.notes] if ONE_CLASS in notes else [*data.notes, *notes]
 
 
 def holder_notes(data: DatasetBase, clients_by: str) -> list[str]:
@@ -433,10 +443,40 @@ def holder_notes(data: DatasetBase, clients_by: str) -> list[str]:
     for d in data.train_x:
         classes.setdefault(d.client, set()).add(d.label)
     single = [c for c in data.client_names if len(classes.get(c, ())) == 1]
-    if single:
+    own = not (data.label_names or data.captioned) and all(
+        classes.get(d.client, {d.label}) == {d.label} for d in data.test)
+    if own and len(single) == len(data.client_names):
+        notes.append(ONE_CLASS)
+    elif single:
         notes.append(f"--clients-by {clients_by}: {len(single)} of {len(data.client_names)} "
                      "clients have images of one class only: they can learn no boundary alone")
     return notes
+
+
+def untested_words(clients: Sequence[int], names: Sequence[str] = ()) -> str:
+    """Return a sentence on clients without a test image; empty where there are none.
+
+    Args:
+        clients: their numbers.
+        names: of all clients, for a screen of this machine only; empty for what a file keeps.
+    """
+    if not clients:
+        return ""
+    who = ", ".join(f"{k} ({names[k]})" if names else str(k) for k in clients[:_LISTED])
+    if len(clients) == 1:
+        return (f"client {who} has no test image: it is in no accuracy, and whether it gains is "
+                "not known")
+    more = f" and {len(clients) - _LISTED} more" if len(clients) > _LISTED else ""
+    return (f"clients {who}{more} have no test image: they are in no accuracy, and whether they "
+            "gain is not known")
+
+
+def name_untested(
+    notes: Sequence[str], clients: Sequence[int], names: Sequence[str]
+) -> list[str]:
+    """Return notes with the clients' names in that of ``untested_words``; for a screen only."""
+    plain, named = untested_words(clients)[1:], untested_words(clients, names)[1:]
+    return [note.replace(plain, named) if plain else note for note in notes]
 
 
 def _names_of(cfg: CfgNode, folder: Path) -> dict[str, str]:

@@ -214,7 +214,7 @@ class DatasetDraw:
         self.test, self.new_test, self.unseen = (
             _without(at, broken["test"]) for at in (self.test, self.new_test, self.unseen)
         )
-        if not len(self.test):
+        if not len(self.test) and self.data.test:
             self.notes.append(f"{self.data.name}: there are no test images of the run's classes")
         elif self.test_new and self.data.test and not len(self.new_test):
             self.notes.append(f"{self.data.name}: there are no new test images")

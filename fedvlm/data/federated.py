@@ -13,7 +13,13 @@ from yacs.config import CfgNode
 from fedvlm.core.errors import DataError
 from fedvlm.core.progress import Progress
 from fedvlm.core.spelling import check_described, texts_covered
-from fedvlm.data.datasets import load_for_training, templates
+from fedvlm.data.datasets import (
+    ONE_CLASS,
+    load_for_training,
+    name_untested,
+    templates,
+    untested_words,
+)
 from fedvlm.data.datum import (
     NO_LABEL,
     PARTS,
@@ -131,6 +137,17 @@ class FederatedData:
     captioned: bool = False
     doubts: list[str] = field(default_factory=list)
 
+    @property
+    def untested(self) -> list[int]:
+        """Numbers of the clients that have no test image, where others have some."""
+        bare = [c for c, one in enumerate(self.clients)
+                if len(one.train) + len(one.unlabelled) and not len(one.test)]
+        return bare if any(len(one.test) for one in self.clients) else []
+
+    def on_screen(self, notes: Sequence[str]) -> list[str]:
+        """Return notes as a screen of this machine shows them: clients without tests by name."""
+        return name_untested(notes, self.untested, self.client_names)
+
     def dealt_as(self) -> tuple[IntArray, list[str]]:
         """Return the class ``[len(samples)]`` by which an image was dealt, and the classes' names.
 
@@ -244,6 +261,9 @@ def build_federation(
 
         bare = unlabelled.deal_unlabelled(selection, content, index)
     whole = _assemble(selection, partition, prompts, targets, tested, forgotten, bare)
+    if tested and (words := untested_words(whole.untested)):
+        whole.notes.append(words)
+        whole.doubts.extend(_sentences([words]))
     if not cfg.DATASET.get("TEMPLATES", ""):
         return whole
     notes = [f"{len(own)} of {len(whole.clients)} clients have templates of their own "
@@ -345,7 +365,7 @@ def _assemble(
         label_sets=sets,
         forgotten=forgotten,
         captioned=data.captioned,
-        doubts=_doubts(alike, data.captioned, twins),
+        doubts=_doubts(alike, data.captioned, [*twins, *({ONE_CLASS} & {*data.notes})]),
     )
 
 
@@ -399,10 +419,14 @@ def _others(
     return others, samples, notes
 
 
-def _doubts(alike: str, captioned: bool, twins: Sequence[str]) -> list[str]:
+def _doubts(alike: str, captioned: bool, others: Sequence[str]) -> list[str]:
     """Return ``FederatedData.doubts``; captions have no baseline AFL to speak of."""
     copies = [alike, *([] if captioned else [_COPIES])] if alike else []
-    return [f"{note[:1].upper()}{note[1:]}." for note in [*copies, *twins]]
+    return _sentences([*copies, *others])
+
+
+def _sentences(notes: Sequence[str]) -> list[str]:
+    return [f"{note[:1].upper()}{note[1:]}." for note in notes]
 
 
 def alike_words(trains: Sequence[IntArray]) -> str:

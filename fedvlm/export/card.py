@@ -57,6 +57,8 @@ def readme(recipe: ExportRecipe, trained: TrainedModel, library: str, usage: str
             facts.images) else ("", "", "")
         rows = "\n".join(f"| {n} | {v:.2f} |{count}" for n, v in facts.metrics.items())
         lines.append(f"## Results\n| metric | % |{head}\n|---|---:|{rule}\n{rows}")
+    elif facts.untested:
+        lines.append(f"## Results\n{facts.untested}")
     lines.append(f"## Use\n{usage}")
     if classes:
         lines.append(f"## {what.capitalize()}\n" + ", ".join(str(c) for c in classes))

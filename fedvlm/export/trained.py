@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from fedvlm.core.errors import plural
 from fedvlm.core.trees import Tree, expand
 from fedvlm.federation.trainer import Trainer
 from fedvlm.models.vlmodel import VLModel
@@ -26,6 +27,7 @@ class Facts:
         thresholds: likewise, of a model over sets of labels; without any 0.5 for each label.
         captioned: it was trained on captions: it finds texts of images and predicts no classes.
         run: identity digest of the run that it is of.
+        untested: why there are no ``metrics``, in a sentence (``untested_model``).
     """
 
     owner: str = ""
@@ -39,6 +41,19 @@ class Facts:
     captioned: bool = False
     run: str = ""
     images: int = 0
+    untested: str = ""
+
+
+def untested_model(train: int, test: int) -> str:
+    """Return what the card of a client without test images says; empty for others.
+
+    Args:
+        train, test: how many images the client has; without any nothing is known of it.
+    """
+    if test or not train:
+        return ""
+    return ("This client has no test images: its model was never tested on its images "
+            f"({plural(train, 'training image')}).")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fedvlm.core import rng
-from fedvlm.core.errors import ConfigError, QuorumError
+from fedvlm.core.errors import ConfigError, QuorumError, plural
 from fedvlm.federation.aggregation.rules import AggregateSpec
 from fedvlm.federation.aggregation.server_optim import ServerOptimSpec
 from fedvlm.federation.batches import step_slices
@@ -432,7 +432,7 @@ def draw_unseen(
     if len(unseen) >= clients:
         raise ConfigError(
             f"FED.MIN_IMAGES {least}: none of the {clients} clients would be left to train; the "
-            f"largest has {max(sizes)} training images"
+            f"largest has {plural(max(sizes), 'training image')}"
         )
     return tuple(sorted(unseen))
 

@@ -125,7 +125,7 @@ def dry_run(cfg: CfgNode, check: Callable[[Built], None]) -> int:
             "memory": f"{peak_mib() / 1024:.2f} GiB peak",
         }
     )
-    console.notes([*built.notes, "dry run: nothing was written"])
+    console.notes([*built.data.on_screen(built.notes), "dry run: nothing was written"])
     return 0
 
 

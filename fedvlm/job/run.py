@@ -164,7 +164,7 @@ def _built_and_trained(
             console.notes(["the run kept no logits: to get them, run it again with another --tag"])
         console.notes(absent_parts(cfg, folder.finished["results"]))
         console.result(told_table(folder.finished["results"]))
-        console.notes(prepared.data.doubts)
+        console.notes(prepared.data.on_screen(prepared.data.doubts))
         told = folder.finished["results"]
         console.lines(_without_next(
             answer_lines(told, method_name(folder.finished["protocol"])), told))
@@ -352,7 +352,9 @@ def _train(
         results = _rounds(built, folder, screens, sinks, clients, began)
     for screen in screens:
         screen.result(results.table)
-        screen.notes([*results.notes, *absent_parts(cfg, results.numbers), *built.data.doubts])
+        doubts = built.data.doubts
+        screen.notes([*results.notes, *absent_parts(cfg, results.numbers),
+                      *(doubts if screen is log else built.data.on_screen(doubts))])
         screen.lines(results.answer if screen is log else
                      _without_next(results.answer, results.numbers))
     console.lines(worse_names(results.numbers, built.data.client_names))
@@ -391,8 +393,8 @@ def _rounds(
     lines = header(built)
     console.header(lines)
     log.header(lines, [f"{key}: {value}" for key, value in flat(cfg).items()])
-    for screen in screens:
-        screen.notes([*built.notes, *folder.notes])
+    console.notes([*built.data.on_screen(built.notes), *folder.notes])
+    log.notes([*built.notes, *folder.notes])
     title = f"{built.data.name}, {partition_name(cfg)}, data seed {cfg.DATA_SEED}"
     draw_partition(folder.path, title)
     clients.meet()

@@ -40,6 +40,10 @@ _WORD = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
 _ABSENT = object()
 _END = "FED.PATIENCE_LOSS"  # which runs of earlier versions lack
 _SHOWN = 8
+_OF_DATA = {  # what it says of these digests that they differ
+    "data": "the list of images, classes or clients has changed",
+    "images": "other images are used, or the content of some has changed",
+}
 Present = Callable[[Mapping[str, Any]], Mapping[str, Any]]  # an identity -> what counts today
 
 
@@ -137,13 +141,15 @@ def identity_plain(value: Any) -> Any:
 
 
 def identity_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Return ``KEY: old -> new`` for each leaf that differs, nested keys joined by dots."""
+    """Return ``KEY: old -> new`` for each leaf that differs, nested keys joined by dots.
+
+    Of a digest of the data there is a sentence in the place of two hashes.
+    """
     before, after = dict(_leaves(identity_plain(old))), dict(_leaves(identity_plain(new)))
-    return [
-        f"{key}: {_show(before.get(key, _ABSENT))} -> {_show(after.get(key, _ABSENT))}"
-        for key in sorted({*before, *after})
-        if _show(before.get(key, _ABSENT)) != _show(after.get(key, _ABSENT))
-    ]
+    shown = ((key, _show(before.get(key, _ABSENT)), _show(after.get(key, _ABSENT)))
+             for key in sorted({*before, *after}))
+    return [f"{key}: {_OF_DATA.get(key) or f'{was} -> {now}'}"
+            for key, was, now in shown if was != now]
 
 
 def shorten_lines(lines: Sequence[str], most: int = _SHOWN) -> str:

@@ -51,6 +51,33 @@ def test_names_are_in_the_private_file_alone(place: Path) -> None:
             assert not any(name.encode() in file.read_bytes() for name in HOSPITALS), file
 
 
+def test_a_client_without_test_images_is_named_on_the_screen_alone(
+    table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At the start and in the last lines, also of a finished run; the card of its model says it."""
+    few = table.with_name("few.csv")
+    lines = [line for line in table.read_text().splitlines()
+             if "Porto" not in line or line.endswith("P2")]
+    few.write_text("\n".join(lines))
+    words = ["--images", str(few), *FLAGS, "--output-dir", str(tmp_path / "out")]
+    said = "lient 1 (Porto) has no test image: it is in no accuracy, and whether it gains is not"
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    begin, end = out.index(f"note: c{said}"), out.index(f"note: C{said}")
+    assert begin < out.index("round 1/1") < end and out.count(said) == 2
+    assert main(words) == 0
+    assert f"note: C{said}" in capsys.readouterr().out
+    place = jobs.folder(tmp_path / "out")
+    assert (place / "log.txt").read_text().count(said.replace(" (Porto)", "")) == 2
+    for file in place.rglob("*"):
+        assert not file.is_file() or file.name == "private.json" or (
+            b"Porto" not in file.read_bytes()), file
+    run = fedvlm.load(place)
+    images = sum(line.endswith("P2") for line in lines)
+    assert f"never tested on its images ({images} training images)." in run.client(1).facts.untested
+    assert not run.client(0).facts.untested and not run.global_model.facts.untested
+
+
 def test_a_small_client_is_a_new_one(place: Path) -> None:
     results = jobs.results(place.parents[6])
     assert [row["client"] for row in results["last"]["unseen_clients_rows"]] == [1]

@@ -18,7 +18,7 @@ from fedvlm.export import write
 from fedvlm.export.card import readme
 from fedvlm.export.formats import openclip, tensors
 from fedvlm.export.recipe import build_recipe, difference
-from fedvlm.export.trained import Facts
+from fedvlm.export.trained import Facts, untested_model
 from fedvlm.export.write import export, export_all
 from tests.export.models import trained
 
@@ -47,6 +47,13 @@ def test_the_card_says_how_many_images_a_number_is_of_and_no_path(tmp_path: Path
     said = readme(build_recipe(whole), replace(
         whole, model=local, facts=replace(whole.facts, images=23)), "safetensors", "")
     assert "| accuracy | 61.50 | 23 |" in said and "test images" in said
+    bare = replace(whole, facts=Facts("client 3 of 4", untested=untested_model(12, 0)))
+    assert ("## Results\nThis client has no test images: its model was never tested on its images "
+            "(12 training images).\n") in readme(build_recipe(bare), bare, "", "")
+    bare = replace(whole, facts=Facts("global"))
+    assert "## Results" not in readme(build_recipe(bare), bare, "", "")
+    assert untested_model(12, 1) == untested_model(0, 0) == ""
+    assert untested_model(1, 0).endswith("(1 training image).")
     assert "local-dir:clip (local-dir:clip)" in said and "anna" not in said
 
 

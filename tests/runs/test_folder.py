@@ -94,6 +94,10 @@ def test_difference_names_keys_old_and_new() -> None:
         "A.X: 1 -> 3", 'B: "b" -> absent', "C: absent -> null",
     ]
     assert identity_difference(old, old) == []
+    digests = {"data": "8235", "images": "ab"}, {"data": "96cf", "images": "cd"}
+    assert identity_difference(*digests) == [
+        "data: the list of images, classes or clients has changed",
+        "images: other images are used, or the content of some has changed"]
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:

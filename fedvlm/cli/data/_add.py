@@ -55,7 +55,7 @@ def add_folder(args: Namespace) -> int:
              ] if not own.data.captioned and not own.of_texts else []
     train = [*judge, f"train on it: fedvlm run {its} --trainer {method}"] if lost is None else []
     mended = "" if lost is None else ", with which no run starts before the images are there"
-    say(own.sentence, *(f"note: {note}" for note in own.notes),
+    say(own.sentence, *(f"note: {note}" for note in own.shown),
         f"{'there already' if there else 'wrote'} {place}{mended}", *train,
         f"look at all its {samples}: fedvlm doctor --root {root}"
         f" --dataset-config-file {shlex.quote(str(place))} --full")

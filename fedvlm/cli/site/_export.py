@@ -15,7 +15,7 @@ from fedvlm.core.files import user_path
 from fedvlm.distributed.site_yaml import SiteYaml, read_site_yaml
 from fedvlm.distributed.terms import Refused
 from fedvlm.evaluation.scores import ABSENT
-from fedvlm.export.trained import Facts, TrainedModel
+from fedvlm.export.trained import Facts, TrainedModel, untested_model
 from fedvlm.export.write import check_target, export
 from fedvlm.job.run import threads_of
 from fedvlm.job.sites.received import (
@@ -79,7 +79,8 @@ def model_of(
         progress.clear()
     fed, round_ = site.federation, int(frame.values["round"])
     alone = alone_words(read_rows(owner.states / run), client, owner.terms.baselines)
-    facts = _facts(cfg, client, row, round_, run, licence, alone)
+    untested = untested_model(int(fed.roster.train[client]), int(fed.roster.test[client]))
+    facts = _facts(cfg, client, row, round_, run, licence, alone, untested)
     model = fed.model.of_clients([client])
     number = row.get("accuracy")
     reached = "" if number is None or row.get(ABSENT) else (
@@ -113,7 +114,7 @@ def _chosen(owner: SiteYaml, wanted: str | None) -> str:
 
 def _facts(
     cfg: CfgNode, client: int, row: dict[str, Any], round_: int, run: str, licence: str,
-    alone: str,
+    alone: str, untested: str,
 ) -> Facts:
     """Return what the model's card says."""
     number = None if row.get(ABSENT) else row.get("accuracy")
@@ -124,5 +125,5 @@ def _facts(
         (f"round {round_} of at most {cfg.FED.ROUNDS}, run {run[:SHORT]}, made at its site",
          *(() if number is None else (
              f"on the client's own {row['n']} test images: {alone}, this model {number:.1f} %",))),
-        images=int(row.get("n") or 0),
+        images=int(row.get("n") or 0), untested=untested,
     )

@@ -19,7 +19,7 @@ from fedvlm.config.build import build_config
 from fedvlm.config.keys import default_schema
 from fedvlm.console.rows import clock, human_bytes, table_lines
 from fedvlm.console.screen import complain, progress, say
-from fedvlm.core.errors import ConfigError, DataError
+from fedvlm.core.errors import ConfigError, DataError, plural
 from fedvlm.core.files import user_path
 from fedvlm.data.datum import PARTS, Datum
 from fedvlm.data.image_records import records_of
@@ -167,8 +167,8 @@ def _of_client(
         out.problems.append(f"client {client} has no training image")
     elif train < terms.count:
         out.problems.append(
-            f"client {client} has {train} training images, fewer than the {terms.count} that the "
-            "rule 'count' requires: remove the client, or lower the rule"
+            f"client {client} has {plural(train, 'training image')}, fewer than the "
+            f"{terms.count} that the rule 'count' requires: remove the client, or lower the rule"
         )
     both = {path for path, _ in lists["train"]} & {path for path, _ in lists["test"]}
     if both:
@@ -177,8 +177,8 @@ def _of_client(
     if not test:
         out.remarks.append(f"client {client} has no test image: its model is not evaluated")
     elif test < terms.count:
-        out.remarks.append(f"client {client} has {test} test images: no result of its model is "
-                           "sent (rule 'count')")
+        out.remarks.append(f"client {client} has {plural(test, 'test image')}: no result of its "
+                           "model is sent (rule 'count')")
     if not out.told[client]["classes"]:
         out.remarks.append(f"client {client} has a class with fewer than {terms.count} training "
                            "images: its class counts are not sent (rule 'count'), nor are this "

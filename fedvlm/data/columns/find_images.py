@@ -44,11 +44,25 @@ def find_images(rows: Sequence[ImageRow], folder: Path) -> list[ImageRow]:
         own = [p for p in likely if row.client and one_form(p).startswith(f"{row.client}/")]
         likely = own if len(own) == 1 else likely
         if len(likely) > 1:
+            _refuse_start(row.path, likely, folder, row.where)
             raise DataError(
                 f"{row.where}: {len(likely)} files are called '{name}' ({', '.join(likely[:2])}); "
                 "write the folder in the column, too")
         found.append(row._replace(path=likely[0]) if likely else row)
     return found
+
+
+def _refuse_start(path: str, likely: Sequence[str], folder: Path, where: str) -> None:
+    """Refuse a path that starts at another folder, such as the shell's, where its end is there.
+
+    Args:
+        likely: files below ``folder`` of the same last name.
+    """
+    there, parts = {one_form(name) for name in likely}, path.replace("\\", "/").split("/")
+    for at in range(1, len(parts)):
+        if one_form(inner := "/".join(parts[at:])) in there:
+            raise DataError(f"{where}: paths are read from the folder {folder}: write '{inner}', "
+                            f"without '{path[:-len(inner)]}'")
 
 
 def _composed(rows: Sequence[ImageRow], folder: Path) -> Sequence[ImageRow]:

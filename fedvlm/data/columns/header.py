@@ -237,6 +237,8 @@ def read_header(
         del at["domain"]
     classed = bare or labels or captions or {"label", "classname"} & set(at)
     if ("path" not in at and not template) or not classed:
+        if "path" in at or template:
+            _refuse_class_of_holders(names, wish, path)
         raise _incomplete(names, at, path, template, lines, bool(labels or captions))
     return Header(at, client, group, names, template, frozenset(guessed), labels,
                   wish.labels, captions)
@@ -283,6 +285,18 @@ def _absent(word: str, names: Sequence[str], path: Path, flag: str) -> DataError
     more = f" and {len(there) - _MOST} more" if len(there) > _MOST else ""
     return DataError(f"{flag}{blank}{word}: {path} has no column '{word}'"
                      f"{did_you_mean(word, there)} (it has {', '.join(there[:_MOST])}{more})")
+
+
+def _refuse_class_of_holders(names: Sequence[str], wish: Wish, path: Path) -> None:
+    """Refuse a table whose only column of the class is taken for clients or groups."""
+    for flag, words in (("--clients-by", wish.clients_by), ("--groups", wish.groups)):
+        for word in words:
+            name = names[_find(names, word, path, flag)]
+            if name.lower() in _PERHAPS["classname"]:
+                raise DataError(
+                    f"{path}: {quote_name(name)} is named by {flag}, so no column is left for the "
+                    f"class: name another column in {flag}, or the column of the class with "
+                    "--columns classname=COLUMN")
 
 
 def _incomplete(

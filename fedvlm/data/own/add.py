@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -12,13 +14,16 @@ from typing import ClassVar
 from fedvlm.config.build import build_config
 from fedvlm.config.keys import default_schema
 from fedvlm.config.option import Value
-from fedvlm.core.errors import DataError, fold, one_form
+from fedvlm.core.errors import DataError, fold, nearest, one_form, plural
+from fedvlm.core.spelling import quote_name
 from fedvlm.data.datasets import (
     DEFAULT_TEMPLATE,
     load_dataset,
     load_for_training,
+    name_untested,
     refuse_one_class,
     rename_classes,
+    untested_words,
 )
 from fedvlm.data.datum import PARTS, DatasetBase
 from fedvlm.data.formats.class_names import WORDS, folder_words, runs_together
@@ -38,6 +43,8 @@ _OF_READING = (
     GROUPS, COLUMNS, LABELS, CAPTIONS, TOPICS, "DATASET.UNLABELLED",
 )  # fmt: skip
 _ANSWERS = {"yes", "no", "y", "n", "true", "false", "ja", "nein", "oui", "non"}
+_FEW, _NEARLY = 2, 0.85  # images of a class that may be a slip, and how like another's name it is
+_SLIPS = 20  # more classes with so few images are no slips
 _NAMED = 8  # clients that the first lines of a run name
 PARTITION = "FED.PARTITION"
 USUAL_CLIENTS, FEWEST_IMAGES = 10, 10  # simulated clients, and the mean of their training images
@@ -70,6 +77,11 @@ class OwnSet:
     def reading(self) -> tuple[str, ...]:
         """The notes on how the folder was read, for whoever deals its images to nobody."""
         return tuple(note for note in self.notes if note not in self.sharing)
+
+    @property
+    def shown(self) -> list[str]:
+        """The notes with names of clients, for a screen."""
+        return name_untested(self.notes, _untested(self.data), self.data.client_names)
 
     @property
     def of_texts(self) -> bool:
@@ -141,6 +153,7 @@ def understand(
     data = load_for_training(cfg) if whole else load_dataset(cfg, whole=False)
     if whole:
         refuse_one_class(data)
+    slips = [] if shape.known else _slips(data)
     if not shape.known and CLASSNAMES_KEY not in given:
         names = [] if data.captioned else data.label_names or data.classnames
         joined = runs_together(names) or [n for n in data.label_names if folder_words(n) != n]
@@ -170,11 +183,19 @@ def understand(
             len(data.domain_names), data.num_classes, len(data.train_x), given)
     sharing = tuple(notes)
     classes = [] if data.captioned else data.label_names or data.classnames
-    notes = [*notes, *_names(classes, data.client_names)]
-    said = [note.removeprefix(f"{data.name}: ") for note in (*shape.notes, *data.notes, *notes)]
+    notes = [*notes, *_names(classes, data.client_names), *slips]
+    words = untested_words(_untested(data))
+    said = [note.removeprefix(f"{data.name}: ") for note in
+            (*shape.notes, *data.notes, *notes, *([words] if words else ()))]
     names = [f"clients: {first_names(data.client_names, _NAMED)}"] if data.client_names else []
     decided = (*shape.notes, *notes, *names)  # names of clients go to the screen, to no file
     return OwnSet(shape.what, keys | share, data, decided, _once(said, shape.what), sharing)
+
+
+def _untested(data: DatasetBase) -> list[int]:
+    """Return the numbers of the clients without a test image, where others have some."""
+    tested = {d.client for d in data.test}
+    return [k for k, name in enumerate(data.client_names) if tested and name not in tested]
 
 
 def _names(classes: Sequence[str], clients: Sequence[str]) -> list[str]:
@@ -192,6 +213,30 @@ def _names(classes: Sequence[str], clients: Sequence[str]) -> list[str]:
             out.append(f"{len(pairs)} of {len(names)} {what} differ from another only in capitals, "
                        f"blanks or dashes{shown}: if they are the same, write them alike")
     return out
+
+
+def _slips(data: DatasetBase) -> list[str]:
+    """Return a note on each class of one image or two whose name is nearly another's."""
+    if data.captioned:
+        return []
+    images = Counter(data.label_names[label] for d in data.all() for label in d.labels or ()) \
+        if data.label_names else Counter(d.classname for d in data.all())
+    rare = sorted(name for name, n in images.items() if n <= _FEW)
+    usual = [name for name, n in images.items() if n > _FEW]
+    near = [(name, nearest(name, usual, _NEARLY)) for name in rare if len(rare) <= _SLIPS]
+    return [f"{quote_name(name)} has {plural(images[name], 'image')}; is it {quote_name(other)} "
+            f"({images[other]:,})?" for name, other in near if other and _is_slip(name, other)]
+
+
+def _is_slip(name: str, other: str) -> bool:
+    """Return whether two names differ in letters of a long word: not as ``type A``, ``type B`` do.
+
+    What stands before a name negates it: ``atypical``.
+    """
+    one, two = fold(name), fold(other)
+    words, others = ({*re.split(r"[\W_]+", text.lower())} for text in (name, other))
+    return not (one.endswith(two) or two.endswith(one)) and all(
+        len(word) > 3 and word.isalpha() for word in words ^ others)
 
 
 def _once(notes: Sequence[str], what: str) -> tuple[str, ...]:

@@ -85,7 +85,8 @@ def _existing(path: Path) -> Path:
     if path.is_symlink():
         raise DataError(f"{path} is a link to {os.readlink(path)}, which does not exist")
     near = did_you_mean(path.name, listing(path.parent)) if path.parent.is_dir() else ""
-    raise DataError(f"the folder {path} does not exist{near}")
+    what = "file" if form in (*TABLES, ".json") else "folder"
+    raise DataError(f"the {what} {path} does not exist{near}")
 
 
 def _finish(shape: FolderShape, path: Path, leave_out: Sequence[str]) -> FolderShape:

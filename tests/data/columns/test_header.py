@@ -10,8 +10,11 @@ import pytest
 
 from fedvlm.core.errors import DataError, FedvlmError
 from fedvlm.data.columns.header import Header, Wish, proposals, read_header
-from fedvlm.data.own.add import OwnSet, understand
+from fedvlm.data.datasets import ONE_CLASS, name_untested, untested_words
+from fedvlm.data.own.add import OwnSet, understand, yaml_text
 from tests.data.columns.publishers import picture, written
+
+HEADER = "file,class,hospital,patient"
 
 
 def read(folder: Path, word: str = "t.csv", **flags: str) -> OwnSet:
@@ -19,7 +22,7 @@ def read(folder: Path, word: str = "t.csv", **flags: str) -> OwnSet:
     return understand(folder / word, {"CACHE_DIR": str(folder / ".cache")} | given)
 
 
-def ward(folder: Path, header: str = "file,class,hospital,patient", **cells: str) -> Path:
+def ward(folder: Path, header: str = HEADER, **cells: str) -> Path:
     """A table of 12 images; ``cells`` replace a row's cell, ``hospital3=""`` that of row 3."""
     rows = []
     for i in range(12):
@@ -89,6 +92,9 @@ def test_tables_of_other_hands(tmp_path: Path) -> None:
      "there is one client only; a federation needs two"),
     ({"CLIENTS_BY": "hospital", "GROUPS": "patient"}, {"patient1": "P4"},
      r"'P4', at 'Lyon' and 'Porto'"),
+    ({"CLIENTS_BY": "dx"}, {},
+     r"t.csv: 'dx' is named by --clients-by, so no column is left for the class: .*classname=COL"),
+    ({"GROUPS": "dx"}, {}, r"'dx' is named by --groups, so no column is left for the class"),
     ({"COLUMNS": "clas=dx"}, {}, r"DATASET.COLUMNS 'clas=dx'; did you mean 'classname'\?"),
     ({"COLUMNS": "classname=dx,classname=class"}, {}, "classname is dx and class; keep one"),
     ({"COLUMNS": "patient=dx"}, {}, "patients, and other groups that stay whole, go by --groups"),
@@ -111,7 +117,7 @@ def test_tables_of_other_hands(tmp_path: Path) -> None:
 def test_bad_input_is_one_sentence(
     flags: dict[str, str], cells: dict[str, str], says: str, tmp_path: Path
 ) -> None:
-    ward(tmp_path, **cells)
+    ward(tmp_path, "file,dx,hospital" if "dx" in flags.values() else HEADER, **cells)
     with pytest.raises(FedvlmError, match=says) as caught:
         read(tmp_path, **flags)
     assert "\n" not in str(caught.value)
@@ -132,6 +138,12 @@ def test_two_files_of_one_name_at_two_hospitals(tmp_path: Path) -> None:
     rows = [[f"{place}/mri/{file}", name, place] for file, name, place in rows]
     written(tmp_path, "t.csv", "file,class,hospital", rows)
     assert read(tmp_path, CLIENTS_BY="hospital").data.client_names == ["Lyon", "Porto"]
+    start = f"data/{tmp_path.name}/"  # as the shell's folder shows them
+    rows = [[start + file, *more] for file, *more in rows]
+    written(tmp_path, "t.csv", "file,class,hospital", rows)
+    with pytest.raises(FedvlmError, match=f"line 2: paths are read from the folder {tmp_path}: "
+                                          f"write 'Lyon/mri/scan0.png', without '{start}'$"):
+        read(tmp_path)
 
 
 def test_a_folder_of_dicom_files(tmp_path: Path) -> None:
@@ -145,6 +157,60 @@ def test_a_client_of_one_class_is_said_and_allowed(tmp_path: Path) -> None:
     cells = {f"class{i}": "dog" for i in range(6)}
     own = read(ward(tmp_path, **cells), CLIENTS_BY="hospital")
     assert "1 of 2 clients have images of one class only" in "\n".join(own.notes)
+    assert ONE_CLASS not in own.notes
+
+
+def test_where_every_client_has_one_class_the_first_note_says_so(tmp_path: Path) -> None:
+    """Alone is right by naming it, unless a test image has another class."""
+    cells = {f"class{i}": ("dog", "cat")[i // 6] for i in range(12)}
+    own = read(ward(tmp_path, **cells), CLIENTS_BY="hospital")
+    assert own.data.notes[0] == ONE_CLASS in own.notes and "boundary" not in str(own.notes)
+    rows = [[f"{i}.png", cells[f"class{i}"], ("Lyon", "Porto")[i // 6], "train"] for i in range(12)]
+    rows[5][1:] = ["cat", "Lyon", "test"]
+    rows[11][1:] = ["dog", "Porto", "test"]
+    written(tmp_path, "t.csv", "file,class,hospital,split", rows)
+    own = read(tmp_path, CLIENTS_BY="hospital")
+    assert ONE_CLASS not in own.notes and "2 of 2 clients have images of one" in str(own.notes)
+
+
+def test_a_client_without_test_images_is_said_and_named_on_the_screen_only(tmp_path: Path) -> None:
+    cells = {f"hospital{i}": "Graz" for i in (10, 11)}
+    own = read(ward(tmp_path, **cells), CLIENTS_BY="hospital", GROUPS="patient")
+    bare = "client 0 has no test image: it is in no accuracy, and whether it gains is not known"
+    assert own.notes[-1] == bare and "Graz" not in yaml_text(own) and bare not in own.decided
+    assert own.shown == [*own.notes[:-1], bare.replace("client 0", "client 0 (Graz)")]
+    assert untested_words([0, 2], ["A", "B", "C"]).startswith("clients 0 (A), 2 (C) have no test")
+    assert untested_words(range(7)).startswith("clients 0, 1, 2, 3, 4 and 2 more have no test")
+    assert not untested_words([]) and name_untested(["a"], [], []) == ["a"]
+    assert "no test image" not in str(read(ward(tmp_path / "b"), CLIENTS_BY="hospital").notes)
+
+
+def test_a_table_without_any_test_image_is_said_first(tmp_path: Path) -> None:
+    cells = {f"class{i}": f"c{i // 2}" for i in range(12)} | {
+        f"hospital{i}": ("Lyon", "Porto")[i % 2] for i in range(12)}
+    own = read(ward(tmp_path, **cells), CLIENTS_BY="hospital")
+    assert own.data.notes[0].endswith(
+        "there is no test image, so a run measures no accuracy and cannot say whether to federate: "
+        "give more images (two of one class at one client make a test), or a test part")
+    assert "is in no accuracy" not in str(own.notes)
+
+
+@pytest.mark.parametrize(("names", "slip"), [
+    (("TumorEpithelium", "TumorEpithelum"), True), (("polyp", "Polpy"), False),
+    (("adenoma", "adenomas"), True), (("tumor type A", "tumor type B"), False),
+    (("typical tissue", "atypical tissue"), False), (("class grade 1", "class grade 2"), False),
+])
+def test_a_class_of_one_image_that_is_nearly_another_is_asked_about(
+    names: tuple[str, str], slip: bool, tmp_path: Path
+) -> None:
+    cells = {f"class{i}": names[0] for i in range(0, 12, 2)} | {"class4": names[1]}
+    own = read(ward(tmp_path, **cells))
+    said = f"'{names[1]}' has 1 image; is it '{names[0]}' (5)?"
+    assert (said in own.notes) == (said in own.decided) == slip
+    more = cells | {"class2": names[1], "class6": names[1]}
+    assert "is it" not in str(read(ward(tmp_path, **more)).notes)
+    sets = {f"class{i}": cells.get(f"class{i}", "dog") + "|dog" * (i % 3 == 0) for i in range(12)}
+    assert (said in read(ward(tmp_path, **sets), LABELS="class").notes) == slip
 
 
 def test_a_client_with_test_images_only_is_no_client(tmp_path: Path) -> None:

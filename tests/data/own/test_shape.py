@@ -210,6 +210,8 @@ def test_files_that_are_no_folder(tmp_path: Path) -> None:
         read(tmp_path / "x.zip", tmp_path)
     with pytest.raises(DataError, match="does not exist; did you mean 'set'"):
         read(tmp_path / "sat", tmp_path)
+    with pytest.raises(DataError, match="the file .*lst.csv does not exist"):
+        read(tmp_path / "set" / "lst.csv", tmp_path)
     with pytest.raises(ConfigError, match="TEST_SHARE"):
         read(tmp_path / "set", tmp_path, DATASET__TEST_SHARE="2")
 

@@ -16,6 +16,7 @@ import torch
 from fedvlm.api.model import Model
 from fedvlm.api.run import load
 from fedvlm.cli.main import main
+from fedvlm.cli.site import _export
 from fedvlm.cli.site._export import model_of
 from fedvlm.core.errors import DataError
 from fedvlm.distributed.site_yaml import read_site_yaml
@@ -69,6 +70,10 @@ def test_a_site_makes_the_model_of_the_run_that_sees_all(
         assert read_received(owner.states / run.strip()).values["tune"] == (words == TUNED)
         assert trained.facts.metrics == {"accuracy": rows[client]["accuracy"]}
         assert f"the model of client {client} after round 2 of 2; accuracy" in said
+    monkeypatch.setattr(_export, "untested_model", lambda train, test: f"{train}, {test}")
+    told = model_of(read_site_yaml(place / NAMES[0] / "site.yaml"), run[:8], 0, {})[0].facts
+    roster = theirs._rebuilt.federation.roster
+    assert told.untested == f"{roster.train[0]}, {roster.test[0]}"
     capsys.readouterr()
     assert main(["predict", str(jobs.folder(here)), str(place / "server"), "--client", "1"]) == 2
     command = f"fedvlm site export SITE.YAML {run[:12]} --client 1 --to FOLDER --format safetensors"
