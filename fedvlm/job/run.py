@@ -335,8 +335,7 @@ def _train(
     cfg = built.cfg
     folder.write_config(flat(cfg), origins)
     folder.write_json("partition.json", built.data.index_file())
-    if built.data.client_names:
-        folder.write_client_names(built.data.client_names)
+    folder.write_names(built.data.client_names, built.notes)
     folder.write_text("partition.csv", partition_csv(_counted(built)))
     folder.record_facts(
         data_digest=built.data.digest, backbone_digest=built.backbone.digest,
