@@ -30,6 +30,7 @@ from fedvlm.advise.verdict import (
     MethodReach,
     names_sentence,
 )
+from fedvlm.federation.discovery import load_trainer
 from fedvlm.federation.toolbox.moments import TEMPERS
 from fedvlm.runs.verify.answer import ACCURACY, baseline_name
 
@@ -93,14 +94,14 @@ def alone_flags(advice: Advice) -> str:
 
 
 def cost_words(method: str, width: int, classes: int) -> str:
-    """Return the bytes that a client sends and gets in a round."""
+    """Return the bytes that a client sends and gets in a round, and what AFL's sums tell."""
     head, sums = 4 * width * classes, 8 * width * (width + classes)
-    if method == AFL:
-        return f"{sums:,} bytes up and {head:,} down per client, once (sums in float64)"
-    if method == AFL_PRIOR:
-        return (f"{sums + 8 * len(TEMPERS):,} bytes up and {head + 8 * (width**2 + 1):,} down per "
-                "client and round, two rounds (sums in float64)")
-    return f"{head:,} bytes up and {head:,} down per client and round"
+    if method not in (AFL, AFL_PRIOR):
+        return f"{head:,} bytes up and {head:,} down per client and round"
+    times = f"{sums:,} bytes up and {head:,} down per client, once" if method == AFL else (
+        f"{sums + 8 * len(TEMPERS):,} bytes up and {head + 8 * (width**2 + 1):,} down per client "
+        "and round, two rounds")
+    return f"{times} (sums in float64). {load_trainer(AFL).tells_single}"
 
 
 @dataclass(frozen=True)

@@ -358,7 +358,8 @@ def _train(
     log.finish(results.headline, classes=results.classes)
     records, _ = read_metrics(folder.metrics_path)
     folder.write_json("released.json", released(
-        built, records, results.numbers, clients.sums, clients.baselined))
+        built, records, results.numbers, clients.sums, clients.baselined,
+        clients.counted))
     if built.data.forgotten:
         folder.write_json("forgotten.json", certificate(
             built.data.forgotten, folder.digest, folder.facts.get(BEGUN)))
