@@ -1,10 +1,11 @@
 """Take names out of runs: ``scrub_cells.py PACK_OR_RUN_FOLDER... [--write] [--hash-names]``.
 
-Names are those of hosts, users and folders; of run folders also in ``log.txt``; with --hash-names
-also those of images: ``partition.json`` then holds keyed hashes, and the key, one for all runs of
-the command, lies beside each as ``partition.key``, for the owner alone. Packs of the first format
-have them in each session of the manifest and in the results' run information. Every change is
-listed. No number changes; seals are computed again, and ``fedvlm verify`` must say ok afterwards.
+Names are those of hosts, users and folders, and those of images in notes; of run folders also in
+``log.txt``; with --hash-names also those of all images: ``partition.json`` then holds keyed hashes,
+and the key, one for all runs of the command, lies beside each as ``partition.key``, for the owner
+alone. Packs of the first format have them in each session of the manifest and in the results' run
+information. Every change is listed. No number changes; seals are computed again, and ``fedvlm
+verify`` must say ok afterwards.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ def scrub_run(folder: Path, key: bytes = b"") -> Counter[str]:
         record = json.loads(json.dumps(before))
         for session in record.get("sessions", ()):
             take_private(session)
+        if isinstance(record.get("facts"), dict):
+            record["facts"] = public_facts(record["facts"])
         info = record.get("run_info")
         if isinstance(info, dict):
             if isinstance(info.get("machine"), dict):

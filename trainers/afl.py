@@ -75,6 +75,8 @@ class AFL(Trainer):
     groups: Sequence[Rule] = ((r"head\.weight", "shared"),)
     extras_up: Sequence[str] = (r"afl\.(gram|weight)",)
     tells_classes = True
+    tells_single = ("AFL's sums tell the feature and class of every image that is a client's "
+                    "only one of its class")
     metrics = ()
     weighting = "uniform"
     unweighted = "solves a ridge regression in closed form, without a loss by classes"

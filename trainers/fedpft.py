@@ -107,6 +107,12 @@ class FedPFT(Trainer):
         """Return ``x -> W z + b``."""
         return lambda x: self.image_features(model, p, x) @ p[HEAD].mT + p[BIAS][..., None, :]
 
+    @property
+    def tells_single(self) -> str:
+        """What a mixture of several components tells; a class of one image is in none."""
+        return ("a component of FedPFT's mixtures may be a single image: it then tells that "
+                "image's feature and class") if self.cfg.MIXTURES > 1 else ""
+
     # ---- client ---------------------------------------------------------------------------
     def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
         """Send the mixture of each class; nothing is trained."""

@@ -80,6 +80,8 @@ class FedProto(PeftTrainer):
     }
     extras_up = extras_down = (r"proto\..*",)
     tells_classes = True
+    tells_single = ("FedProto's prototypes tell the feature and class of every image that is a "
+                    "client's only one of its class")
     metrics = (r"(.+/)?loss", r"cls_loss", r"proto_loss")
     options = {
         "LAMBDA": Option(1.0, "weight of the distance to the shared prototypes", low=0.0),

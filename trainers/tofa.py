@@ -72,6 +72,8 @@ class TOFA(Trainer):
     groups = ((r"head\.(visual|bias|mix)", "shared"),)
     extras_up = (r"tofa\.(count|total|gram|score)",)
     tells_classes = True
+    tells_single = ("TOFA's sums tell the feature and class of every image that is a client's "
+                    "only one of its class")
     extras_down = (r"tofa\.(count|total|gram)",)
     metrics = ()
     weighting = "uniform"

@@ -14,11 +14,11 @@ from yacs.config import CfgNode
 from fedvlm.advise.few import lone_page, unjudged_page
 from fedvlm.advise.folds import NothingToJudge, twin_share
 from fedvlm.advise.gather import Gathered, gather_clients
-from fedvlm.advise.page import AdvicePage, alone_flags
+from fedvlm.advise.page import AdvicePage, alone_flags, cost_line
 from fedvlm.advise.sets import FEW, LabelTrial, try_labels
 from fedvlm.advise.trial import CrossValidation, try_heads
 from fedvlm.advise.verdict import ENOUGH, LACKS_EACH, Advice, conclude, conclude_labels
-from fedvlm.advise.ways import AFL, ALONE_DOES, FEDAVG, UNKNOWN, cost_words, method_flags
+from fedvlm.advise.ways import AFL, ALONE_DOES, FEDAVG, UNKNOWN, method_flags
 from fedvlm.core.progress import Progress
 from fedvlm.data.federated import alike_words
 from fedvlm.data.locate import first_names
@@ -73,7 +73,7 @@ def judge_clients(cfg: CfgNode, words: str, progress: Progress | None = None) ->
     if same:  # nobody gains from images that everybody has
         advice = replace(advice, verdict=UNKNOWN, why=same, lacks="")
     command, own = f"{words} {flags}", alone_flags(advice)
-    cost = cost_words(advice.method, found.features[0].shape[1], trial.classes)
+    cost = cost_line(advice.method, found.features[0].shape[1], trial.classes)
     if found.bare:  # other methods refuse these clients
         command, cost, own = f"{words} --trainer SAGE", "", ""
     alone = f"{words} {own}" if own else ""
@@ -96,7 +96,7 @@ def _unjudged(cfg: CfgNode, found: Gathered, words: str, why: str) -> Judged:
     sets, classes = found.sets is not None, len(found.classnames)
     method = FEDAVG if sets else AFL
     command = f"{words} {method_flags(method, sets=sets)}"
-    cost = cost_words(method, found.features[0].shape[1], classes)
+    cost = cost_line(method, found.features[0].shape[1], classes)
     if found.bare:
         command, cost = f"{words} --trainer SAGE", ""
     if len(images) == 1:

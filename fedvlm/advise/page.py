@@ -12,6 +12,7 @@ from fedvlm.advise.trial import CrossValidation
 from fedvlm.advise.verdict import ENOUGH, IMAGES, Advice, MethodReach, names_sentence
 from fedvlm.advise.ways import (
     AFL,
+    AFL_PRIOR,
     ALONE_DOES,
     ALONE_FLAGS,
     FEDERATE,
@@ -22,9 +23,11 @@ from fedvlm.advise.ways import (
     TOGETHER,
     UNKNOWN,
     WORDS,
+    cost_words,
     end_lines,
     short_name,
 )
+from fedvlm.federation.discovery import load_trainer
 from fedvlm.runs.verify.answer import ACCURACY, baseline_name
 from fedvlm.runs.verify.meaning import meaning_words, shared_classes
 
@@ -41,6 +44,12 @@ def alone_flags(advice: Advice) -> str:
     return flags.get(advice.alone.name, "") if advice.verdict == ALONE_DOES else ""
 
 
+def cost_line(method: str, width: int, classes: int) -> str:
+    """Return the bytes that a client sends and gets, and what AFL's sums tell of single images."""
+    cost = cost_words(method, width, classes)
+    return f"{cost}. {load_trainer(AFL).tells_single}" if method in (AFL, AFL_PRIOR) else cost
+
+
 @dataclass(frozen=True)
 class AdvicePage:
     """An advice with what its page says beside it.
@@ -49,7 +58,7 @@ class AdvicePage:
         images: training images of each client.
         names: of the clients.
         command: to paste.
-        cost: see ``cost_words``; empty for a method that was not judged.
+        cost: see ``cost_line``; empty for a method that was not judged.
         classnames: by class or label.
         alone: the command of a run in which clients share nothing; empty where there is none.
         fewer: to how many clients the same images could be dealt so that each has enough of them;

@@ -20,8 +20,8 @@ from fedvlm.data.datasets import load_dataset, templates
 from fedvlm.data.datum import DatasetBase, Datum, refuse_targets
 from fedvlm.data.federated import number_sets
 from fedvlm.data.formats.folders import OWN_CUT
-from fedvlm.data.image_records import ImageRecords
-from fedvlm.data.images import ImageLoader
+from fedvlm.data.image_records import ImageRecords, records_of
+from fedvlm.data.images import ImageLoader, decodable
 from fedvlm.data.locate import first_names
 from fedvlm.data.own.add import CAPTIONS, COLUMNS, LABELS, OwnSet, understand, without_flags
 from fedvlm.data.targets import set_config
@@ -49,6 +49,7 @@ class Labelled:
             where there are no parts, so that all are looked at.
         bare: how many more have no label, and are not looked at.
         total: images of all parts.
+        left_out: how many of the part do not decode, and are not looked at; ``notes`` say which.
     """
 
     name: str
@@ -60,6 +61,8 @@ class Labelled:
     part: str = "test"
     bare: int = 0
     total: int = 0
+    left_out: int = 0
+    notes: tuple[str, ...] = ()
 
 
 def of_dataset(word: str, cfg: CfgNode, root: str = "") -> Labelled:
@@ -71,7 +74,8 @@ def of_dataset(word: str, cfg: CfgNode, root: str = "") -> Labelled:
 
     Raises:
         ConfigError: an unknown name.
-        DataError: it is not there, or has no test images.
+        DataError: it is not there, has no test images, or some do not decode under ``refuse``
+            (DATASET.ON_CORRUPT).
     """
     cfg = cfg.clone()
     cfg.defrost()
@@ -80,11 +84,12 @@ def of_dataset(word: str, cfg: CfgNode, root: str = "") -> Labelled:
     refuse_targets(
         f"--dataset {word}", sets=node.DATASET.LABELS, captions=node.DATASET.CAPTIONS)
     data = load_dataset(node)
-    return _labelled(data, data.test, templates(node))
+    return _readable(_labelled(data, data.test, templates(node)), cfg)
 
 
 def of_folder(
-    folder: str | Path, labels: str = "", columns: str = "", captions: str = ""
+    folder: str | Path, labels: str = "", columns: str = "", captions: str = "",
+    run: CfgNode | None = None,
 ) -> Labelled:
     """Return the test images of a folder of your own, else those of val, else all.
 
@@ -92,15 +97,27 @@ def of_folder(
         labels: columns that hold sets of labels (``DATASET.LABELS``); empty: one class per image.
         columns: what others of a table mean (``DATASET.COLUMNS``).
         captions: columns that hold captions (``DATASET.CAPTIONS``), for a run on captions.
+        run: the run's config, which says what is done about images that do not decode.
 
     Raises:
-        DataError: it is no folder of labelled images.
+        DataError: it is no folder of labelled images, or some do not decode under ``refuse``.
     """
     own = read_own(folder, labels, columns, captions)
     part = next(part for part in ("test", "val", "train") if own.data.parts[part])
     cfg, _ = build_config(None, None, own.keys, [], default_schema())
-    return replace(_labelled(own.data, own.data.parts[part], templates(cfg)), part=part,
-                   bare=len(own.data.unlabelled), total=sum(map(len, own.data.parts.values())))
+    tests = replace(_labelled(own.data, own.data.parts[part], templates(cfg)), part=part,
+                    bare=len(own.data.unlabelled), total=sum(map(len, own.data.parts.values())))
+    return _readable(tests, run or cfg)
+
+
+def _readable(tests: Labelled, cfg: CfgNode) -> Labelled:
+    """Return a set without the images that do not decode, as a run does (``DataError``)."""
+    kept, notes = decodable(
+        tests.name, tests.samples, records_of(tests.samples, cfg), cfg.DATASET.ON_CORRUPT)
+    if not kept:
+        raise DataError(f"{tests.name}: {notes[0]}: there is no other image")
+    return replace(tests, samples=kept, left_out=len(tests.samples) - len(kept),
+                   notes=tuple(notes))
 
 
 def read_own(

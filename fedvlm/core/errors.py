@@ -38,6 +38,10 @@ class DataError(FedvlmError):
     exit_code = 3
 
 
+class UnreadableError(DataError):
+    """An image file cannot be opened, or does not decode."""
+
+
 class DivergedError(FedvlmError):
     """A non-finite loss, gradient, update or aggregate; the message names client, round, tensor."""
 

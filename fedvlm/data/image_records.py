@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from yacs.config import CfgNode
 
 from fedvlm.core import files
-from fedvlm.core.errors import DataError
+from fedvlm.core.errors import DataError, UnreadableError
 from fedvlm.core.progress import Progress
 from fedvlm.core.repository import records_dir
 from fedvlm.data.datum import Datum
@@ -86,7 +86,7 @@ class ImageRecords:
             record = _read(sample.impath, None)
             self._put(sample.impath, record)
         if not record.sha256:
-            raise DataError(f"cannot read the image {sample.impath}: {record.error}")
+            raise UnreadableError(f"cannot read the image {sample.impath}: {record.error}")
         return record.sha256
 
     def find_broken(

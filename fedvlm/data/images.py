@@ -21,7 +21,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fedvlm.core.errors import ConfigError, DataError, did_you_mean
+from fedvlm.core.errors import ConfigError, DataError, UnreadableError, did_you_mean
 from fedvlm.core.pixels import check_decodes, decode
 from fedvlm.core.rng import numpy_stream
 from fedvlm.core.transform import TextSpec, TransformSpec
@@ -150,7 +150,7 @@ class ImageLoader:
                 return decode(raw)
         except Exception as error:  # Pillow raises many kinds on broken files
             why = describe_failure(error)
-            raise DataError(f"cannot read the image {sample.impath}: {why}") from error
+            raise UnreadableError(f"cannot read the image {sample.impath}: {why}") from error
         raise DataError(
             f"the image {sample.impath} has changed since this command began; leave the images "
             "alone while it works, and start it again (what is encoded so far is kept)"

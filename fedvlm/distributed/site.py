@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fedvlm.core import files
-from fedvlm.core.errors import ConfigError, DataError, DivergedError
+from fedvlm.core.errors import ConfigError, DataError, DivergedError, UnreadableError
 from fedvlm.core.trees import Tree, matching
 from fedvlm.distributed.facts import digest, facts, likeness, odd_keys
 from fedvlm.distributed.ledger import Ledger
@@ -44,6 +44,8 @@ BASELINE, NAMES = "baseline", "names"
 SPENT = ".spent"  # folder among the states, for accounts of time
 WEIGHT = "weight"  # among a part's numbers; metrics are ``metric/<name>``
 METRIC = "metric/"
+UNREADABLE = ("an image at the site cannot be read; its owner runs `fedvlm site check SITE.YAML "
+              "--full`")
 _TOLD = re.compile(  # ``Context.fail``
     rf"round \d+, client \d+: {LINE}{{1,200}}? is not finite"
 )
@@ -408,6 +410,8 @@ def failure(error: Exception, say: Callable[[str], None]) -> dict[str, str]:
         return {"kind": "lost", "text": line}
     if isinstance(error, DivergedError):
         return {"kind": "diverged", "text": _told(str(error))}
+    if isinstance(error, UnreadableError):
+        return {"kind": "failed", "text": UNREADABLE}
     name = type(error).__name__ if _WORD.fullmatch(type(error).__name__) else "an error"
     return {"kind": "failed", "text": f"{name} at the site; details are in the site's log"}
 

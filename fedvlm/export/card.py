@@ -12,6 +12,7 @@ from fedvlm.federation.cards import card_of, fields
 from fedvlm.models.load.names import LOCAL_DIR
 
 UNKNOWN = "unknown"
+OWN, OWN_LICENCE = "tiny", "apache-2.0"  # the backbone that comes with this project (LICENSE)
 _OF_TEXTS = ("for images and captions (texts are encoded by the base model's own text tower, which "
              "was not trained)")
 
@@ -29,7 +30,7 @@ def readme(recipe: ExportRecipe, trained: TrainedModel, library: str, usage: str
 
     facts, backbone = trained.facts, trained.model.backbone
     who, classes = recipe.card["method"], recipe.card["classnames"]
-    base = facts.base or hub_name(backbone)
+    base, licence = facts.base or hub_name(backbone), licence_of(trained)
     what = "labels" if "sets" in recipe.card else "classes"
     task = "image-classification" if classes else "image-feature-extraction"
     results = [
@@ -42,7 +43,7 @@ def readme(recipe: ExportRecipe, trained: TrainedModel, library: str, usage: str
     ]
     name = f"{who}, {facts.owner}" if facts.owner else who
     data = ModelCardData(
-        base_model=base or None, library_name=library, license=facts.licence or UNKNOWN,
+        base_model=base or None, library_name=library, license=licence or UNKNOWN,
         pipeline_tag=task, tags=["fedvlm", "federated-learning", _slug(who)],
         model_name=name if results else None, eval_results=results or None,
     )
@@ -67,6 +68,12 @@ def readme(recipe: ExportRecipe, trained: TrainedModel, library: str, usage: str
     return "\n\n".join(lines) + "\n"
 
 
+def licence_of(trained: TrainedModel) -> str:
+    """Return the licence of the base weights: as it was said, or of the project's own; else ''."""
+    own = trained.model.backbone.name == OWN
+    return trained.facts.licence or (OWN_LICENCE if own else "")
+
+
 def _rows(recipe: ExportRecipe, trained: TrainedModel, base: str) -> Mapping[str, str]:
     """Return what every card says, in order."""
     facts, backbone, look = trained.facts, trained.model.backbone, recipe.card["transform"]
@@ -80,7 +87,7 @@ def _rows(recipe: ExportRecipe, trained: TrainedModel, base: str) -> Mapping[str
         "Image": f"{look['size']} pixels, {look['interpolation']}, {look['resize_mode']}, mean "
                  f"{look['mean']}, std {look['std']}; of an image that `decode` in pixels.py made "
                  "of a file's bytes, as in training (of 16 bits the upper 8)",
-        "Licence of the base weights": facts.licence or "unknown to fedvlm: ask the authors",
+        "Licence of the base weights": licence_of(trained) or "unknown to fedvlm: ask the authors",
         "Backbone digest": backbone.digest,
     }
     if facts.run:

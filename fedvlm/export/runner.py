@@ -173,12 +173,13 @@ if __name__ == "__main__":
 
     model = load(Path(__file__).resolve().parent)
     look = image_transform_v2(PreprocessCfg(**model.card["transform"]), is_train=False)
+    sys.stdout.reconfigure(encoding="utf-8")
 """
 TAIL = _START + """\
     for image in sys.argv[1:]:
         logits = model(look(decode(Path(image).read_bytes()))[None])[0].tolist()
         name = model.card["classnames"][logits.index(max(logits))]
-        print(json.dumps({"image": image, "class": name, "logits": logits}))
+        print(json.dumps({"image": image, "class": name, "logits": logits}, ensure_ascii=False))
 """
 WITH_PROBABILITY = (  # where a temperature was fitted
     '"logits": logits}',
@@ -188,9 +189,9 @@ WITH_PROBABILITY = (  # where a temperature was fitted
 WITH_FEATURE = (  # where there are no classes
     """        logits = model(look(decode(Path(image).read_bytes()))[None])[0].tolist()
         name = model.card["classnames"][logits.index(max(logits))]
-        print(json.dumps({"image": image, "class": name, "logits": logits}))
+        print(json.dumps({"image": image, "class": name, "logits": logits}, ensure_ascii=False))
 """, """        feature = model(look(decode(Path(image).read_bytes()))[None])[0].tolist()
-        print(json.dumps({"image": image, "feature": feature}))
+        print(json.dumps({"image": image, "feature": feature}, ensure_ascii=False))
 """)
 SETS_TAIL = _START + """\
     sets = model.card["sets"]
@@ -199,6 +200,6 @@ SETS_TAIL = _START + """\
         each = torch.sigmoid(logits / sets["temperature"]).tolist()
         p = dict(zip(model.card["classnames"], each))
         names = [n for n, t in zip(p, sets["thresholds"]) if p[n] >= t]
-        print(json.dumps({"image": image, "labels": names, "probabilities": p}))
+        print(json.dumps({"image": image, "labels": names, "probabilities": p}, ensure_ascii=False))
 """
 _USED_BY_TAIL = (PreprocessCfg, image_transform_v2, Path, sys)

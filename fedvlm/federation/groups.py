@@ -6,7 +6,7 @@ Also which of them the final fine-tuning trains: like the groups, it is settled 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -24,6 +24,9 @@ TAG = "finetune"
 Q_FFL, AGNOSTIC = "q_ffl", "agnostic"  # FED.WEIGHTING by clients' losses
 FAIR = (Q_FFL, AGNOSTIC)
 BASELINE_SUMS = ("gram", "cross", "count")  # over a site's images: of z z', of z y', of them
+SUMS_TELL = ("sums for baselines tell the feature and class of every image that is a site's only "
+             "one of its class")
+OF_CLIENT, OF_ALL = "a client's only one of its class", "the only one of its class at all sites"
 RECEIVED = "received_loss"  # metric of these: a client's loss at the model that it received
 # FED.FINETUNE_TRAIN -> groups or roles; "own" is the method's
 PARTS: Mapping[str, tuple[str, ...]] = {
@@ -78,12 +81,14 @@ class Releases:
         references: so do numbers of baselines made of its images.
         sums: names of sums over a site's own training images that leave without masks, once, where
             baselines are asked for and its owner allows them.
+        single: what of it gives single images away (``Trainer.tells_single``); empty: nothing does.
     """
 
     shared: tuple[str, ...] = ()
     extras: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
     sums: tuple[str, ...] = ()
+    single: str = ""
     counts: ClassVar[tuple[str, ...]] = ("train", "val", "test", "classes")
     rows: ClassVar[bool] = True
     references: ClassVar[bool] = True
@@ -92,6 +97,14 @@ class Releases:
     def losses(self) -> tuple[str, ...]:
         """Those of ``metrics`` that let a training loss pass, an exact function of images."""
         return tuple(p for p in self.metrics if matching(("loss", "v/loss"), (p,)))
+
+    def telling(self, sums: Collection[str]) -> list[str]:
+        """Return what gives single images away, in sentences without a full stop.
+
+        Args:
+            sums: names of those of ``sums`` that left.
+        """
+        return [one for one in (self.single, SUMS_TELL if sums else "") if one]
 
     def outside(
         self, params: Iterable[str], extras: Iterable[str], metrics: Iterable[str],

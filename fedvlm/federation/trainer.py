@@ -29,6 +29,8 @@ from fedvlm.federation.context import FIT, SAMPLES, Context, Upload
 from fedvlm.federation.groups import (
     BASELINE_SUMS,
     FAIR,
+    OF_ALL,
+    OF_CLIENT,
     PERSONAL,
     RECEIVED,
     SERVER,
@@ -103,6 +105,8 @@ class Trainer:
             empty: the method has no maps.
         tells_classes: its uploads tell how many images of each class a client has, or sums that
             this follows from.
+        tells_single: which image's feature and class follow from its uploads, as a sentence without
+            a full stop; empty: of none exactly.
         exempt: invariants of ``fedvlm check`` that do not hold, with the reason; not those of
             privacy and order.
     """
@@ -126,6 +130,7 @@ class Trainer:
     unlabelled: ClassVar[bool] = False
     figure: ClassVar[str] = ""
     tells_classes: ClassVar[bool] = False
+    tells_single: str = ""
     exempt: ClassVar[Mapping[str, str]] = {}
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -531,8 +536,11 @@ class Trainer:
         fed = getattr(self.root, "FED", None)
         fair = (RECEIVED,) if getattr(fed, "WEIGHTING", "") in FAIR else ()
         secret = getattr(fed, "SECURE_SUM", False) or getattr(getattr(fed, "DP", None), "CLIP", 0)
+        single = self.tells_single
+        if getattr(fed, "SECURE_SUM", False):
+            single = single.replace(OF_CLIENT, OF_ALL)
         return Releases(groups.shared, tuple(self.extras_up), (*self.metrics, *fair),
-                        sums=() if secret else BASELINE_SUMS)
+                        sums=() if secret else BASELINE_SUMS, single=single)
 
     def extra_forms(self, ctx: Context, start: Tree) -> Tree | None:
         """Return of which names, shapes and types a client's extras are in a round.

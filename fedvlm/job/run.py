@@ -335,8 +335,7 @@ def _train(
     cfg = built.cfg
     folder.write_config(flat(cfg), origins)
     folder.write_json("partition.json", built.data.index_file())
-    if built.data.client_names:
-        folder.write_client_names(built.data.client_names)
+    folder.write_names(built.data.client_names, built.notes)
     folder.write_text("partition.csv", partition_csv(_counted(built)))
     folder.record_facts(
         data_digest=built.data.digest, backbone_digest=built.backbone.digest,
@@ -361,7 +360,8 @@ def _train(
     log.finish(results.headline, classes=results.classes)
     records, _ = read_metrics(folder.metrics_path)
     folder.write_json("released.json", released(
-        built, records, results.numbers, clients.sums, clients.baselined))
+        built, records, results.numbers, clients.sums, clients.baselined,
+        clients.counted))
     if built.data.forgotten:
         folder.write_json("forgotten.json", certificate(
             built.data.forgotten, folder.digest, folder.facts.get(BEGUN)))

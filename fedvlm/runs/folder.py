@@ -81,9 +81,11 @@ class RunFolder(ClaimedFolder):
         files.write_text(self._writable("config.yaml"), config_text(shown, told))
         write_private(self.path, config=private_values(resolved))
 
-    def write_client_names(self, names: Sequence[str]) -> None:
-        """Keep the clients' names in ``private.json``, the only file of a run that has them."""
-        write_private(self._writable("config.yaml").parent, clients=names)
+    def write_names(self, clients: Sequence[str], notes: Sequence[str]) -> None:
+        """Keep clients' names and notes that name images in ``private.json``, and nowhere else."""
+        kept = [note for note in notes if public_text(note) != note]
+        if clients or kept:
+            write_private(self._writable("config.yaml").parent, clients=clients or None, notes=kept)
 
     def write_text(self, name: str, text: str) -> None:
         """Write a text file of the run, ``partition.csv`` for one."""

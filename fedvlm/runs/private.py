@@ -27,17 +27,23 @@ PLACES = (  # keys whose values are only where something lies here
     "OUTPUT_DIR", "RESUME", "CACHE_DIR", "DATASET.ROOT", "DATASET.FEWSHOT_FILE", "FED.INDEX_FILE",
     "FED.TOKEN_FILE", "FED.SITE_FILE", "FED.FEDERATION",
 )
+LISTS = ("clients", "notes")  # of texts, in ``private.json`` where they are not empty
 HOST_FLAGS = ("--sites-at", "--workers-at")
 HOMES = ("home", "Users")  # folders of home folders
 HIDDEN = "..."  # in the place of an address
 # A quoted path; and one that ends at a blank or at a sign that no usual path has.
 _QUOTED = re.compile(r"""(['"])(?:~[\w.-]*|\$\w+)?/(?!/)([^'"\n]*?)/*\1""")
+# Notes that name images (``data.images``, ``data.federated``): how many they are stays.
+_IMAGES = re.compile(
+    r"(image\(s\) do not decode and are left out): .*|"
+    r"( have the same bytes as a training image) \(first: .*?\)(?=, so the numbers)")
 _PROCESS = re.compile(r"\bprocess \d+ on [^\s,;()]+")
 _PLAIN = re.compile(r"""(?<![\w.~/$-])(?:~[\w.-]*|\$\w+)?/(?!/)([^\s'",;()<>|]*[^\s'",;()<>|.:])""")
 
 
 def public_text(text: str) -> str:
-    """Return a text with every absolute path in it as its last name, and no process of a host."""
+    """Return a text with absolute paths by their last names, no process of a host, and no image."""
+    text = _IMAGES.sub(lambda m: m[1] or m[2], text)
     text = _PROCESS.sub("another process", text)
     text = _QUOTED.sub(lambda m: f"{m[1]}{_last(m[2])}{m[1]}", text)
     return _PLAIN.sub(lambda m: _last(m[1]), text)
@@ -126,31 +132,36 @@ def take_private(session: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_private(folder: Path) -> dict[str, Any]:
-    """Return what a run folder's ``private.json`` holds: ``sessions``, ``config``, ``clients``.
+    """Return what a run folder's ``private.json`` holds: ``sessions``, ``config``, and two lists.
 
-    ``clients`` are the names of the clients by number, where the data say them. All are empty where
-    there is no such file, or none that can be read: nothing depends on it.
+    ``clients`` are the names of the clients by number, where the data say them; ``notes`` are those
+    that name images or folders. All are empty where there is no such file, or none that can be
+    read: nothing depends on it.
     """
     try:
         record = json.loads((folder / NAME).read_bytes())
         sessions, config = record["sessions"], record["config"]
-        clients = record.get("clients", [])
+        told = {key: record.get(key, []) for key in LISTS}
     except (OSError, ValueError, RecursionError, TypeError, KeyError, AttributeError):
-        sessions, config, clients = [], {}, []
-    named = isinstance(clients, list) and all(isinstance(c, str) for c in clients)
-    return {
+        sessions, config, told = [], {}, {}
+    return {key: _texts(told.get(key)) for key in LISTS} | {
         "sessions": [s for s in sessions if isinstance(s, dict)]
         if isinstance(sessions, list) else [],
         "config": dict(config) if isinstance(config, dict) else {},
-        "clients": list(clients) if named else [],
     }
+
+
+def _texts(value: Any) -> list[str]:
+    """Return a list of texts; an empty one of anything else."""
+    return list(value) if isinstance(value, list) and all(isinstance(v, str) for v in value) else []
 
 
 def write_private(
     folder: Path, session: Mapping[str, Any] | None = None,
     config: Mapping[str, Any] | None = None, clients: Sequence[str] | None = None,
+    notes: Sequence[str] | None = None,
 ) -> None:
-    """Add a session to ``private.json``, or give it other values of config keys, or clients' names.
+    """Add a session to ``private.json``, or put other values of config keys or other lists there.
 
     Raises:
         DataError: it cannot be written.
@@ -160,10 +171,11 @@ def write_private(
         record["sessions"].append(dict(session))
     if config is not None:
         record["config"] = dict(config)
-    if clients is not None:
-        record["clients"] = list(clients)
-    if not record["clients"]:
-        del record["clients"]
+    for key, value in zip(LISTS, (clients, notes), strict=True):
+        if value is not None:
+            record[key] = list(value)
+        if not record[key]:
+            del record[key]
     files.write_json(folder / NAME, files.json_ready(record))
 
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from fedvlm.advise.judge import _checked_pull
-from fedvlm.advise.page import AdvicePage, alone_flags
+from fedvlm.advise.page import AdvicePage, alone_flags, cost_line
 from fedvlm.advise.trial import CrossValidation, try_heads
 from fedvlm.advise.verdict import Advice, _verdict, conclude, names_sentence
 from fedvlm.advise.ways import (
@@ -173,6 +173,11 @@ def test_the_flags_of_a_method() -> None:
     assert method_flags(FEDAVG, hold=1e-4) == "--trainer FedAvg --peft head --lr 0.1 --rounds 50"
     assert cost_words(AFL, 10, 3).startswith("1,040 bytes up and 120 down per client, once")
     assert "SHARES True" in method_flags(AFL_PRIOR) and "KEEP" not in method_flags(AFL_PRIOR, 9)
+    for one in (AFL, AFL_PRIOR):
+        assert cost_line(one, 10, 3) == cost_words(one, 10, 3) + (
+            ". AFL's sums tell the feature and class of every image that is a client's only one "
+            "of its class")
+    assert cost_line(FEDAVG, 10, 3) == cost_words(FEDAVG, 10, 3)
     up = 1040 + 8 * len(TEMPERS)
     assert cost_words(AFL_PRIOR, 10, 3).startswith(f"{up:,} bytes up and 928 down per client and ")
 

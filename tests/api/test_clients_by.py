@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from itertools import product
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import fedvlm
 from fedvlm.cli.main import main
 from fedvlm.core.errors import ConfigError
 from fedvlm.runs.private import read_private, write_private
+from scripts.scrub_cells import main as scrub
 from tests import jobs
 
 HOSPITALS = ("Utrecht", "Lyon", "Porto")
@@ -76,6 +79,29 @@ def test_a_client_without_test_images_is_named_on_the_screen_alone(
     images = sum(line.endswith("P2") for line in lines)
     assert f"never tested on its images ({images} training images)." in run.client(1).facts.untested
     assert not run.client(0).facts.untested and not run.global_model.facts.untested
+
+
+def test_a_broken_image_is_named_on_the_screen_and_in_the_private_file_alone(
+    table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ward = Path(shutil.copytree(table.parent, tmp_path / "ward")) / table.name
+    (ward.parent / "Lyon").mkdir()
+    (ward.parent / "Lyon" / "c004.png").write_bytes(b"no image")
+    ward.write_text(f"{ward.read_text()}\nLyon/c004.png,mole,Lyon,P99")
+    words = ["--images", str(ward), *FLAGS, "--output-dir", str(tmp_path / "out")]
+    assert main(words) == 0
+    said = "1 image(s) do not decode and are left out"
+    out = capsys.readouterr()
+    assert f"{said}: Lyon/c004.png (cannot identify image file)" in out.out + out.err
+    folder = jobs.folder(tmp_path / "out")
+    assert read_private(folder)["notes"] == [f"{said}: Lyon/c004.png (cannot identify image file)"]
+    assert read_private(folder)["clients"] == ["Lyon", "Porto", "Utrecht"]
+    assert said in json.loads((folder / "manifest.json").read_text())["facts"]["notes"]
+    assert f"note: {said}\n" in (folder / "log.txt").read_text()
+    assert scrub([str(folder), "--write", "--hash-names"]) == 0  # the partition names images
+    for file in folder.rglob("*"):
+        if file.is_file() and file.name != "private.json":
+            assert b"c004" not in file.read_bytes() and b"Lyon" not in file.read_bytes(), file
 
 
 def test_a_small_client_is_a_new_one(place: Path) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -154,6 +157,47 @@ def test_open_clip_loads_merged_weights(
     pixels, wanted = own(whole, image)
     with torch.no_grad():
         assert difference(openclip.read(tmp_path / "out")(pixels), wanted) <= 1e-5
+
+
+@pytest.mark.parametrize("form", ["open_clip", "peft"])
+def test_the_card_s_code_runs_and_gives_the_logits(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it is printed, on a 16-bit image, which Pillow's own conversion shows as white."""
+    values = np.random.default_rng(4).integers(0, 1 << 16, (40, 52), dtype=np.uint16)
+    Image.fromarray(values).save(tmp_path / "image.png")
+    whole = trained("fedavg", LORA)
+    export(whole, tmp_path / "out", form)
+    shutil.copy(tmp_path / "image.png", tmp_path / "out" / "image.jpg")  # its bytes are read
+    (code,) = re.findall(r"```python\n(.*?)```", (tmp_path / "out" / "README.md").read_text(), re.S)
+    seen: dict[str, Any] = {}
+    with monkeypatch.context() as there, torch.no_grad():
+        there.chdir(tmp_path / "out")
+        there.syspath_prepend(str(tmp_path / "out"))
+        there.setitem(sys.modules, "pixels", None)
+        there.delitem(sys.modules, "pixels")  # and not there afterwards
+        exec(compile(code, "card", "exec"), seen)
+    wanted = own(whole, tmp_path / "image.png")[1]
+    assert difference(seen["logits"], wanted) <= 1e-5
+    assert list(seen["card"]["classnames"]) == list(whole.classnames)
+
+
+def test_run_py_prints_names_as_they_are_written(
+    tmp_path: Path, image: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    export(trained("fedavg", ("--peft", "prompt")), tmp_path / "out", "safetensors")
+    card = tmp_path / "out" / "model.json"
+    told = json.loads(card.read_text(encoding="utf-8"))
+    told["classnames"] = ["Drüsengewebe"] * len(told["classnames"])
+    card.write_text(json.dumps(told), encoding="utf-8")
+    capsys.readouterr()
+    with monkeypatch.context() as started:
+        started.syspath_prepend(str(tmp_path / "out"))
+        started.setattr(sys, "argv", ["run.py", str(image)])
+        started.setitem(sys.modules, "pixels", None)
+        started.delitem(sys.modules, "pixels")
+        runpy.run_path(str(tmp_path / "out" / "run.py"), run_name="__main__")
+    assert '"class": "Drüsengewebe"' in capsys.readouterr().out
 
 
 def test_peft_refuses_layer_norms(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from fedvlm.export.recipe import build_recipe, difference
 from fedvlm.export.trained import Facts, untested_model
 from fedvlm.export.write import export, export_all
 from tests.export.models import trained
+from tests.jobs import REPOSITORY
 
 LORA = ("--peft", "prompt+lora")
 
@@ -58,10 +59,17 @@ def test_the_card_says_how_many_images_a_number_is_of_and_no_path(tmp_path: Path
 
 
 def test_what_is_not_known_is_said(tmp_path: Path) -> None:
-    export(replace(trained("zeroshot"), facts=Facts()), tmp_path / "out", "safetensors")
+    """The tiny backbone is this project's own, under its licence."""
+    whole = replace(trained("zeroshot"), facts=Facts())
+    export(whole, tmp_path / "out", "safetensors")
     card = ModelCard.load(tmp_path / "out" / "README.md")
-    assert card.data.license == "unknown" and card.data.base_model is None
-    assert "unknown to fedvlm: ask the authors" in card.text
+    assert card.data.license == "apache-2.0" and card.data.base_model is None
+    assert "Apache License" in (REPOSITORY / "LICENSE").read_text()
+    other = whole.model.fresh()
+    other.backbone = copy.copy(other.backbone)
+    other.backbone.name = "local-dir:clip"
+    said = readme(build_recipe(whole), replace(whole, model=other), "safetensors", "")
+    assert "license: unknown" in said and "unknown to fedvlm: ask the authors" in said
 
 
 def test_all_is_a_folder_each_and_one_tower(

@@ -10,10 +10,15 @@ import shutil
 import socket
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedvlm.api.rebuild import run_folder
 from fedvlm.cli.main import main
+from fedvlm.data.datum import Datum
+from fedvlm.data.federated import duplicate_notes
+from fedvlm.data.image_records import ImageRecords
+from fedvlm.data.images import say_broken
 from fedvlm.job.resolve import run_config
 from fedvlm.runs import private
 from fedvlm.runs.cells import pack_runs
@@ -69,8 +74,20 @@ def test_addresses_are_hidden() -> None:
     assert public_command(words) == "fedvlm run --sites-at ... --root=... --tag 'a b'"
 
 
+def test_notes_that_name_images_are_counts_in_public(tmp_path: Path) -> None:
+    """As the data write them: what is cut here has to be what they say."""
+    (note,) = say_broken("ward", ["Cork/c: 4.jpg (broken)", "b.jpg (broken)"], "skip")
+    assert public_text(f"note: {note}") == "note: 2 image(s) do not decode and are left out"
+    for name in ("a.png", "b.png"):
+        (tmp_path / name).write_bytes(b"the same")
+    samples = [Datum(str(tmp_path / n), 0, key=f"Cork (x)/{n}") for n in ("a.png", "b.png")]
+    at = [np.array([0]), np.array([1])]
+    (note,) = duplicate_notes(at[:1], at[1:], samples, ImageRecords(None))
+    assert "(first: Cork (x)/b.png), so" in note and "Cork" not in public_text(note)
+
+
 def test_a_private_file_that_is_gone_or_damaged_is_empty(tmp_path: Path) -> None:
-    empty = {"sessions": [], "config": {}, "clients": []}
+    empty = {"sessions": [], "config": {}, "clients": [], "notes": []}
     assert read_private(tmp_path) == empty
     for text in ("", "[]", "{", '{"sessions": 1, "config": 2}'):
         (tmp_path / NAME).write_text(text)
@@ -79,7 +96,7 @@ def test_a_private_file_that_is_gone_or_damaged_is_empty(tmp_path: Path) -> None
     write_private(tmp_path, {"command": "y"})
     assert read_private(tmp_path) == {
         "sessions": [{"command": "x"}, {"command": "y"}], "config": {"DATASET.ROOT": "/a/b"},
-        "clients": [],
+        "clients": [], "notes": [],
     }
     write_private(tmp_path, clients=["Graz", "Köln"])
     write_private(tmp_path, {"command": "z"})

@@ -36,6 +36,24 @@ def test_a_run_of_before_is_scrubbed_and_verifies(
     assert inspect(folder).word == "ok"
 
 
+def test_notes_of_before_count_images_and_name_none(quick_run: Path, tmp_path: Path) -> None:
+    folder = copy(jobs.folder(quick_run), tmp_path / "run")
+    notes = ["1 image(s) do not decode and are left out: Cork/c004.jpg (the file is empty)",
+             "2 of 9 test images have the same bytes as a training image (first: Cork/c1 (2).jpg), "
+             "so the numbers are too high for new images"]
+    log = folder / "log.txt"
+    log.write_text(f"note: {notes[0]}\nnote: {notes[1]}\n{log.read_text()}")
+    edit(folder / "manifest.json", lambda r: r["facts"].update(notes=notes))
+    edit(folder / "results.json", lambda r: (r["covers"]["files"].pop("log.txt"),
+                                             r["run_info"].update(notes=notes)))
+    assert scrub([str(folder), "--write", "--hash-names"]) == 0
+    assert inspect(folder).word == "ok"
+    for name in ("log.txt", "manifest.json", "results.json"):
+        text = (folder / name).read_text()
+        assert "Cork" not in text and "1 image(s) do not decode and are left out" in text, name
+        assert "as a training image, so the numbers are too high for new" in text, name
+
+
 def test_images_by_keyed_hashes(
     quick_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -71,19 +71,19 @@ def main(args: Namespace) -> int:
             else "a run on captions is evaluated on a table with captions: --images TABLE")
     tests = api.of_folder(
         args.images, args.labels or str(own.LABELS), args.columns,
-        args.captions or str(own.CAPTIONS),
+        args.captions or str(own.CAPTIONS), run.config,
     ) if args.images else api.of_dataset(args.dataset, run.config, args.root)
     progress(f"{len(tests.samples):,} images of {tests.name}")
     rows, classes = api.evaluate(run.named(args.client), tests)
     if args.json:
-        say(*(json.dumps(row | {"set": tests.name}) for row in rows))
+        say(*(json.dumps(row | {"set": tests.name, "left_out": tests.left_out}) for row in rows))
         return 0
     each = [row.pop("classes", []) for row in rows]
     say(*table_lines(rows))
     if len(each) == 1 and len(each[0]) <= MOST:
         say(*table_lines(each[0]))
-    if tests.part == "test" and tests.total > len(tests.samples):
-        classes = (f"{len(tests.samples):,} of the {tests.total:,} images of {tests.name} are its "
+    if tests.part == "test" and tests.total > (part := len(tests.samples) + tests.left_out):
+        classes = (f"{part:,} of the {tests.total:,} images of {tests.name} are its "
                    f"test part, and only these count\n{classes}")
-    complain(classes, *_PARTS[tests.part], *api.bare_notes(tests.bare), prefix="note")
+    complain(classes, *tests.notes, *_PARTS[tests.part], *api.bare_notes(tests.bare), prefix="note")
     return 0

@@ -15,21 +15,18 @@ from typing import Any
 
 import torch
 
-from fedvlm.config.build import build_config
-from fedvlm.config.keys import default_schema
 from fedvlm.console.rows import clock, human_bytes, table_lines
 from fedvlm.console.screen import complain, progress, say
 from fedvlm.core.errors import ConfigError, DataError, plural
 from fedvlm.core.files import user_path
 from fedvlm.data.datum import PARTS, Datum
-from fedvlm.data.image_records import records_of
-from fedvlm.data.images import find_broken
 from fedvlm.data.own.site import SiteFile, read_site
 from fedvlm.distributed.flower.outpost import read_status
 from fedvlm.distributed.ledger import Ledger
 from fedvlm.distributed.site_yaml import SiteYaml, read_site_yaml
 from fedvlm.distributed.store import SiteStore
 from fedvlm.distributed.terms import Terms
+from fedvlm.job.sites.party import find_unreadable
 from fedvlm.job.sites.received import read_rows, row_lines
 from fedvlm.job.sites.resident import RUNS
 from fedvlm.runs import lock
@@ -191,10 +188,8 @@ def _decode(out: Findings, images: list[Datum], sample: int | None) -> None:
     some = images[::step] if sample != 0 else []
     if not some:
         return
-    records = records_of(some, build_config(None, None, {}, [], default_schema())[0])
-    records.progress = progress
     try:
-        _, broken = find_broken({"images": some}, records)
+        broken = find_unreadable(some, {}, progress)
     finally:
         progress.clear()
     out.decoded, out.of = len(some), len(images)

@@ -19,7 +19,7 @@ from fedvlm.core.files import user_path
 from fedvlm.distributed.site import METRIC, WEIGHT
 from fedvlm.distributed.site_yaml import SiteYaml, read_site_yaml
 from fedvlm.federation.groups import BASELINE_SUMS, Releases
-from fedvlm.job.results.private import LABELS, NEVER
+from fedvlm.job.results.private import never
 from fedvlm.job.sites.messages import (
     CAME,
     LOG,
@@ -71,6 +71,12 @@ class RunLines:
     def sums(self) -> list[str]:
         """Return names of sums over this site's own images that left without masks."""
         return sorted({n for line in self.of(EVALUATED) for n in line["tensors"].get(SUMS, ())})
+
+    def telling(self) -> list[str]:
+        """Return what of what left gives single images away."""
+        told = self.about.get("declared") or {}
+        single = str(told.get("single", "")) if self.of(WORKED, MASKED) else ""
+        return Releases(single=single).telling(self.sums())
 
     def outside(self) -> list[str]:
         """Return names of tensors and numbers that left and are not declared."""
@@ -272,6 +278,7 @@ def _leaves(runs: Sequence[RunLines]) -> list[str]:
         if run.sums():
             words.append(f"{run.what}: for baselines sums over this site's own training images "
                          f"left, without masks (rule 'baselines'): {_names(run.sums())}.")
+        words += [f"{run.what}: {one}." for one in run.telling()]
     if not named:
         return ["No update and no number of a run left."]
     summed = [run.what for run in runs if run.sums()]
@@ -418,10 +425,10 @@ def _refused(runs: Sequence[RunLines]) -> list[str]:
 def _stays(history: SiteHistory) -> list[str]:
     outputs = any(LOGITS in line["tensors"] for run in history.runs.values()
                   for line in run.of(EVALUATED))
-    never = [what for what in NEVER if not outputs or what != LABELS]
+    stays = never(outputs or any(run.telling() for run in history.runs.values()))
     sure = "it cannot be said; see the problems above" if history.failures() else (
         "no message in this log declares them")
-    words = f"{', '.join(never)}: {sure}."
+    words = f"{', '.join(stays)}: {sure}."
     return [
         words[0].upper() + words[1:],
         *(["**Outputs for single images left, with their labels** (rule 'logits')."] if outputs

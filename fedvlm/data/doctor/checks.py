@@ -192,11 +192,12 @@ class ImageCheck:
         sample: how many images are decoded; None for all.
         progress: reports how many are read.
         drop: folders below the image folder that are no class.
+        policy: of a run about images that do not decode, ``skip`` or ``refuse``.
     """
 
     def __init__(
         self, lists: _Lists, records: ImageRecords, sample: int | None,
-        progress: Progress | None = None, drop: Iterable[str] = (),
+        progress: Progress | None = None, drop: Iterable[str] = (), policy: str = "skip",
     ) -> None:
         """List the folder, then decode and hash the sample."""
         self.images = list({d.key: d for part in PARTS for d in lists[part]}.values())
@@ -206,7 +207,7 @@ class ImageCheck:
         self.sample = sample_images(there, sample)
         records.progress = progress
         self.broken = records.find_broken(self.sample, check_decodes)
-        self._say_broken()
+        self._say_broken(lists, policy)
         whole = [d for i, d in enumerate(self.sample) if i not in self.broken]
         self.twins = duplicates(lists, whole, records)
         records.save()
@@ -240,14 +241,23 @@ class ImageCheck:
         ]  # fmt: skip
         return set(absent)
 
-    def _say_broken(self) -> None:
+    def _say_broken(self, lists: _Lists, policy: str) -> None:
+        """Say which images do not decode: a problem where a run stops at them."""
+        bad = {self.sample[i].key for i in self.broken}
+        classes: dict[int, set[str]] = defaultdict(set)
+        for datum in lists["train"] or lists["test"]:
+            classes[datum.label].add(datum.key)
+        stops = "a run stops at them (DATASET.ON_CORRUPT)" if policy == "refuse" else (
+            "a class has no other image to train on"
+            if any(keys <= bad for keys in classes.values()) else "")
         lines = [f"{self.sample[i].key}: {why}" for i, why in sorted(self.broken.items())]
         if lines:  # several, so that they are mended at once
             first = "; ".join(lines[:_FIRST_BROKEN])
             first += "; ..." if len(lines) > _FIRST_BROKEN else ""
-            text = (f"{len(lines):,} of {plural(len(self.sample), 'image')} looked at do not "
-                    f"decode (first: {first})")
-            self.findings.append(Finding("unreadable", text, len(lines)))
+            text = (f"{'' if stops else 'usable: '}{len(lines):,} of "
+                    f"{plural(len(self.sample), 'image')} looked at do not decode (first: {first})"
+                    f"; {stops or 'a run leaves them out'}")
+            self.findings.append(Finding("unreadable", text, len(lines), bool(stops)))
 
 
 def sample_images(items: Sequence[Datum], number: int | None) -> list[Datum]:

@@ -285,7 +285,8 @@ def _check_data(
     check.findings += [remark for remark in remarks if remark.text not in said]
     drop = info.drop if info else ()
     try:
-        files = ImageCheck(lists, records_of(images, cfg), sample, progress, drop)
+        files = ImageCheck(lists, records_of(images, cfg), sample, progress, drop,
+                           cfg.DATASET.ON_CORRUPT)
     except (FedvlmError, OSError) as error:  # a disk that fails, files that go meanwhile
         check.findings.append(Finding("reading_images", str(error)))
         return

@@ -10,6 +10,7 @@ from fedvlm.config.option import Value
 from fedvlm.core.errors import DataError, did_you_mean, fold
 from fedvlm.data.datasets import DEFAULT_TEMPLATE
 from fedvlm.data.datum import PARTS, Datum, refuse_targets
+from fedvlm.data.formats.class_names import folder_words, runs_together
 from fedvlm.data.locate import read_lines
 from fedvlm.data.own.add import OwnSet, understand, without_flags
 from fedvlm.data.own.site import ImageList, SiteFile
@@ -53,6 +54,7 @@ def site_of(
         DataError: a folder that is no data set, a class that the federation does not have, or
             images inside a file.
     """
+    given = {"DATASET.CLASSNAMES": "", **(given or {})}  # the names are those of the list
     with without_flags("a site file", "labels", "captions"):
         sets = {c: understand(path, given) for c, path in folders.items()}
         open_set = understand(public, given) if public else None
@@ -76,6 +78,10 @@ def site_of(
     )
     said = [line for c, own in sorted(sets.items()) for line in
             (f"client {c}: {own.sentence}", *(f"note: {_one(note, c)}" for note in own.reading))]
+    if odd := runs_together(classnames):
+        said.append(f"note: prompts use the names of the list as they are: {odd[0]}; to have words "
+                    f"in them, write '{folder_words(odd[0])}' there, at all parties alike "
+                    f"({len(odd)} of {len(classnames)} names)")
     said += [f"public: {len(tests):,} test images of {public}"] if public else []
     return file, top, said
 

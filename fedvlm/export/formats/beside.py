@@ -47,12 +47,25 @@ def read_classifier(folder: Path) -> Callable[[Tensor], Tensor]:
     return lambda z: scale * F.normalize(z, dim=-1) @ text.T
 
 
-def usage(recipe: ExportRecipe) -> str:
-    """Return what a card says of the way from image features to what the model says."""
-    return _USAGE if "text" in recipe.tensors else (
+def usage(recipe: ExportRecipe, imports: str, model: str, transform: str, feature: str) -> str:
+    """Return a card's code, which runs in the model's folder: from an image's file to logits.
+
+    Args:
+        imports: of the format's library.
+        model: lines that load ``model``.
+        transform: of an image, an expression.
+        feature: of ``pixels``, an expression.
+    """
+    texts = _LOGITS if "text" in recipe.tensors else (
         "z = F.normalize(z, dim=-1)  # times a text's feature of length one: the cosine")
+    return (
+        f"```python\nimport json\n{imports}\nfrom safetensors.torch import load_file\n"
+        "from torch.nn import functional as F\nfrom pixels import decode  # pixels.py of this "
+        f"folder\n\n{model}\n"
+        f"card = json.load(open('{CARD}', encoding='utf-8'))\n"
+        f"pixels = {transform}(decode(open('image.jpg', 'rb').read()))[None]\n"
+        f"z = {feature}\n{texts}\n```")
 
 
-_USAGE = """text = load_file('classifier.safetensors')['text']  # [classes, d], normalised
-card = json.load(open('classifier.json'))
+_LOGITS = f"""text = load_file('{WEIGHTS}')['text']  # [classes, d], normalised
 logits = card['scale'] * F.normalize(z, dim=-1) @ text.T  # over card['classnames']"""

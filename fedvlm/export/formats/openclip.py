@@ -32,11 +32,10 @@ def write(recipe: ExportRecipe, trained: TrainedModel, folder: Path, common: Pat
     })
     tensors = {n: v.contiguous().clone() for n, v in state.items()}
     save_file(tensors, str(folder / "open_clip_model.safetensors"))
-    return (
-        "```python\nimport json\nimport open_clip\nfrom safetensors.torch import load_file\n"
-        "from torch.nn import functional as F\n\n"
-        "model, _, transform = open_clip.create_model_and_transforms('local-dir:.')\n"
-        f"z = model.eval().encode_image(pixels)\n{usage(recipe)}\n```"
+    return usage(
+        recipe, "import open_clip",
+        "model, _, transform = open_clip.create_model_and_transforms('local-dir:.')", "transform",
+        "model.eval().encode_image(pixels)",
     )
 
 

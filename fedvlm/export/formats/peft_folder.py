@@ -100,11 +100,12 @@ def write(recipe: ExportRecipe, trained: TrainedModel, folder: Path, common: Pat
         with quiet_hub(local=True):
             wrapped.save_pretrained(str(folder), save_embedding_layers=False)
     name = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["base_model_name_or_path"]
-    return (
-        "```python\nimport json\nfrom peft import PeftModel\nfrom safetensors.torch import "
-        "load_file\nfrom torch.nn import functional as F\nfrom transformers import CLIPModel\n\n"
-        f"model = PeftModel.from_pretrained(CLIPModel.from_pretrained('{name}'), '.').eval()\n"
-        f"z = model.get_image_features(pixel_values=pixels).pooler_output\n{usage(recipe)}\n```"
+    return usage(
+        recipe, "from open_clip.transform import PreprocessCfg, image_transform_v2\n"
+        "from peft import PeftModel\nfrom transformers import CLIPModel",
+        f"model = PeftModel.from_pretrained(CLIPModel.from_pretrained('{name}'), '.').eval()",
+        "image_transform_v2(PreprocessCfg(**card['transform']), is_train=False)",
+        "model.get_image_features(pixel_values=pixels).pooler_output",
     )
 
 

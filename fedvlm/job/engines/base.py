@@ -90,6 +90,11 @@ class ClientSide:
         return {}
 
     @property
+    def counted(self) -> Mapping[str, Sequence[str]]:
+        """Which counts of images each site told, by site; {}: all clients are here."""
+        return {}
+
+    @property
     def baselined(self) -> Collection[str]:
         """Baselines of which numbers of clients came, also where those of others did not."""
         return ()

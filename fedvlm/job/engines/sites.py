@@ -9,6 +9,7 @@ from typing import Any
 
 from fedvlm.console.screen import progress
 from fedvlm.distributed.server.baselines import site_baselines
+from fedvlm.federation.groups import Releases
 from fedvlm.federation.rounds import FedState
 from fedvlm.job.build import Built
 from fedvlm.job.engines.base import ClientSide, Tell
@@ -56,6 +57,14 @@ class AtParties(ClientSide):
     def sums(self) -> Mapping[str, int]:
         """See ``ClientSide.sums``."""
         return self.parties.engine.sums
+
+    @property
+    def counted(self) -> Mapping[str, Sequence[str]]:
+        """See ``ClientSide.counted``; class counts are an empty list where they are withheld."""
+        met = self.parties.engine.members.welcomes()
+        return {site: [name for name in Releases.counts
+                       if any(told[name] != [] for told in one["clients"].values())]
+                for site, one in met.items()}
 
     @property
     def baselined(self) -> Collection[str]:

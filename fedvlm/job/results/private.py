@@ -29,7 +29,7 @@ NEVER = ("images", LABELS, "personal tensors", "optimisers' states")
 
 def released(
     built: Built, records: Sequence[Mapping[str, Any]], results: Row, sums: Mapping[str, int],
-    baselined: Collection[str] = (),
+    baselined: Collection[str] = (), counted: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, Any]:
     """Return what left the clients in a run, beside what its method declares (``released.json``).
 
@@ -37,6 +37,7 @@ def released(
         records: of all its rounds.
         results: the run's, for baselines and privacy.
         sums: bytes of sums over single sites' images, by name.
+        counted: which counts each site told, by site; None or {}: all clients are here.
         baselined: baselines of which some clients' numbers came, though the results lack them.
     """
     federation = built.federation
@@ -51,6 +52,7 @@ def released(
     list_ = federation.trainer.releases(groups)
     asked = of_parties(built.cfg) and bool(built.cfg.TEST.REFERENCES)  # for baselines
     sizes = {n: v.numel() for n, v in federation.p0.items()}
+    telling = list_.telling(sums)
     return {
         "format": 1, "method": federation.trainer.name, "rounds": records[-1]["round"],
         "to": AWAY if of_parties(built.cfg) else HERE,
@@ -66,9 +68,20 @@ def released(
             "extras": {n: b for n, b in sorted(up.items()) if b and n not in groups.shared},
             "metrics": dict(sorted(told.items())), "rows": sorted(rows - {"client"}),
             "references": sorted({*results.get("references", {}), *baselined}), "sums": dict(sums),
+            "counts": {site: list(names) for site, names in (counted or {}).items()},
         },
-        "never": list(NEVER), "privacy": results.get("privacy", {}).get("words", ""),
+        "tells": telling, "never": never(bool(telling)),
+        "privacy": results.get("privacy", {}).get("words", ""),
     }
+
+
+def never(telling: bool) -> list[str]:
+    """Return what did not leave.
+
+    Args:
+        telling: what left tells labels of single images.
+    """
+    return [what for what in NEVER if what != LABELS or not telling]
 
 
 def certificate(forgotten: Row, identity: str, begun: Row | None = None) -> dict[str, Any]:

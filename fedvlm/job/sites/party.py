@@ -8,8 +8,13 @@ from typing import Any
 
 from yacs.config import CfgNode
 
+from fedvlm.config.build import build_config
+from fedvlm.config.keys import default_schema
 from fedvlm.core.errors import ConfigError
 from fedvlm.core.progress import Progress
+from fedvlm.data.datum import Datum
+from fedvlm.data.image_records import records_of
+from fedvlm.data.images import find_broken
 from fedvlm.data.own.site import read_site
 from fedvlm.distributed.facts import digest
 from fedvlm.distributed.noise import site_secret
@@ -39,6 +44,22 @@ def shared_facts(identity: Mapping[str, Any]) -> dict[str, str]:
         "data": digest(identity["data"]), "images": digest(identity["images"]),
         "packed features": digest(identity.get("features", [])), "device": str(identity["device"]),
     }
+
+
+def find_unreadable(
+    images: Sequence[Datum], own: Mapping[str, str], progress: Progress | None = None
+) -> list[str]:
+    """Return name and reason of each image that does not decode; good ones are read once.
+
+    Args:
+        own: config keys of this machine: where it is kept which files are good.
+
+    Raises:
+        DataError: files that do not exist.
+    """
+    records = records_of(images, build_config(None, None, own, [], default_schema())[0])
+    records.progress = progress
+    return find_broken({"images": images}, records)[1]
 
 
 def open_site(

@@ -21,6 +21,7 @@ from fedvlm.config.keys import method_schema
 from fedvlm.core import files
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.progress import Progress
+from fedvlm.data.datum import Datum
 from fedvlm.data.own.site import SiteFile, read_site
 from fedvlm.distributed.facts import odd_keys
 from fedvlm.distributed.flower.outpost import Outpost
@@ -34,14 +35,14 @@ from fedvlm.distributed.wire import Frame, WireError, outline, pack, unpack
 from fedvlm.federation.discovery import load_trainer
 from fedvlm.job.run import threads_of
 from fedvlm.job.sites.messages import MessageLog, require_declared
-from fedvlm.job.sites.party import config_plain, open_site
+from fedvlm.job.sites.party import config_plain, find_unreadable, open_site
 from fedvlm.job.sites.received import PERSONAL, keep_received, keep_rows
 from fedvlm.runs import lock
 
 RUNS = ".runs"  # among the states: the words of each run, and which data it was told of
 _TRAINER, _BACKBONE, _ROUNDS = "TRAINER.NAME", "MODEL.BACKBONE.NAME", "FED.ROUNDS"
 _WORDS = record({"config": by(name, setting), "data": hexes})
-_LISTED = 8
+_LISTED, _NAMED = 8, 4
 IDLE, MOST = 86400.0, 100  # seconds, and number, of greetings that nothing followed
 Say = Callable[[str], None]
 
@@ -256,7 +257,7 @@ def serve_site(
 
     Raises:
         ConfigError: the socket cannot be had, or another process serves this site.
-        DataError: the site file, or its images are not there.
+        DataError: the site file, or an image is not there or cannot be read.
     """
     token, where = (outpost.token, f"a socket of its own, as {outpost.invitation.name}") if (
         outpost) else (b"", str(path))
@@ -267,6 +268,15 @@ def serve_site(
             raise DataError(
                 f"{len(lost)} images of '{owner.file}' are missing in '{owner.images}', the "
                 f"first '{lost[0]}': see fedvlm site check"
+            )
+        images = [Datum(str(owner.images / p), 0, 0, "", p) for p in site.file.paths()]
+        if broken := find_unreadable(images, own, progress):
+            named = "; ".join(broken[:_NAMED]) + "; ..." * (len(broken) > _NAMED)
+            raise DataError(
+                f"{len(broken)} of {len(images)} images of '{owner.file}' cannot be read: {named}: "
+                f"put good files into '{owner.images}', or write their names, one a line, into a "
+                "file LIST and take them out of the lists: fedvlm site forget SITE.YAML --images "
+                "LIST"
             )
         if not site.file.clients:
             raise DataError(f"'{owner.file}' has no clients: it belongs to a server")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +124,8 @@ def gifts(run: FinishedRun) -> Html:
             ["extras", ", ".join(declared["extras"]), _bytes(sent["extras"])],
             ["numbers with an upload", ", ".join(declared["metrics"]),
              ", ".join(f"{n} ({k})" for n, k in sent["metrics"].items())],
-            ["counts of images", ", ".join(declared["counts"]), "once, at the start"],
+            ["counts of images", ", ".join(declared["counts"]),
+             f"once, at the start{_by_site(sent.get('counts', {}))}"],
             ["numbers of an evaluation", "by client", ", ".join(sent["rows"])],
             ["baselines", "by client", ", ".join(sent["references"])],
             ["sums over each site's own images, for baselines",
@@ -132,7 +133,9 @@ def gifts(run: FinishedRun) -> Html:
              _bytes(sent["sums"]) if "sums" in sent else "not listed by that version"],
         ]
         masked = f"; {told['masked']}" if told.get("masked") else ""
-        words = [f"Received by {told['to']}{masked}.", f"Never sent: {', '.join(told['never'])}."]
+        words = [f"Received by {told['to']}{masked}.",
+                 *(f"{one[0].upper()}{one[1:]}." for one in told.get("tells", ())),
+                 f"Never sent: {', '.join(told['never'])}."]
         cover = told["privacy"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return element("p", f"cannot read {path.name}: {' '.join(str(error).split())}")
@@ -143,6 +146,12 @@ def gifts(run: FinishedRun) -> Html:
               caption="What left the clients (docs/privacy.md)"),
         *[element("p", one) for one in words],
     ])
+
+
+def _by_site(counts: Mapping[str, Sequence[str]]) -> str:
+    """Return which counts each site told, behind a colon; '' where all clients are here."""
+    each = "; ".join(f"{site} {', '.join(names) or 'none'}" for site, names in counts.items())
+    return f": {each}" if each else ""
 
 
 def _bytes(sent: Mapping[str, int]) -> str:

@@ -13,6 +13,7 @@ from PIL import Image
 import fedvlm
 from fedvlm.api import evaluate, rebuild
 from fedvlm.cli.main import main
+from fedvlm.core.errors import DataError
 from fedvlm.data.federated import FederatedData, build_federation
 from fedvlm.export.formats import tensors
 from tests import jobs
@@ -127,6 +128,35 @@ def test_evaluate_a_folder_of_known_classes(quick_run: Path, tmp_path: Path, cap
     said = fedvlm.load(place).client(0).predict(folder)
     right = sum(Path(n).parent.name == c for n, c in zip(said.names, said.classes, strict=True))
     assert lines[1].split()[1:3] == ["6", str(right)]
+
+
+def test_evaluate_leaves_out_what_a_run_leaves_out(
+    quick_run: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    """One image of many does not decode: it is counted and named, or refused, as in a run."""
+    place = jobs.folder(quick_run)
+    folder = photos(tmp_path / "photos", data_of(place))
+    whole = sorted(folder.rglob("*.png"))
+    whole[0].write_bytes(b"nothing")
+    words = ["evaluate", str(place), "--images", str(folder), "--client", "1"]
+    assert main([*words, "--json"]) == 0
+    row = json.loads(capsys.readouterr().out)
+    assert (row["images"], row["left_out"]) == (len(whole) - 1, 1)
+    said = fedvlm.load(place).client(1).predict(whole[1:])
+    assert row["correct"] == sum(
+        Path(n).parent.name == c for n, c in zip(said.names, said.classes, strict=True))
+    capsys.readouterr()
+    assert main(words) == 0
+    assert (f"note: 1 image(s) do not decode and are left out: {whole[0].relative_to(folder)} ("
+            ) in capsys.readouterr().err
+    cfg = rebuild.run_config(place, {}).clone()
+    cfg.defrost()
+    cfg.DATASET.ON_CORRUPT = "refuse"
+    with pytest.raises(DataError, match="do not decode: .*or set DATASET.ON_CORRUPT skip"):
+        evaluate.of_folder(folder, run=cfg)
+    for path in whole:
+        path.write_bytes(b"nothing")
+    assert main(words) == 3 and "there is no other image" in capsys.readouterr().err
 
 
 def test_evaluate_says_each_class_of_the_test_part_of_a_table(

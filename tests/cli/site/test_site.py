@@ -73,6 +73,24 @@ def test_a_folder_becomes_a_site_that_is_checked(
     assert make("--client", "3", "photos", "--to", "clinic") == 2  # nothing is overwritten
 
 
+def test_prompts_use_the_agreed_names_and_that_is_said_once(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of two clients with folders whose names run together."""
+    (place / "classes.txt").write_text("AdiposeTissue\ndog\n")
+    for name in ("one", "two"):
+        images(place / name, {"AdiposeTissue": 3, "dog": 3})
+    assert make("--client", "0", "one", "--client", "1", "two", "--to", "clinic") == 0
+    said = capsys.readouterr()
+    assert "is read as" not in said.out + said.err
+    assert (said.out + said.err).count("prompts use the names of the list as they are: "
+                                       "AdiposeTissue; to have words in them, write 'adipose "
+                                       "tissue' there, at all parties alike (1 of 2 names)") == 1
+    file = read_site(place / "clinic" / "site.json")
+    assert file.classnames == ["AdiposeTissue", "dog"]
+    assert {label for _, label in file.clients[0]["train"]} == {0, 1}
+
+
 def test_lists_are_made_again_without_touching_the_rules(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

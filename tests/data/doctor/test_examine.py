@@ -139,7 +139,8 @@ def test_all_that_is_wrong_with_the_files_is_said(mine: Path) -> None:
     )
     assert "'c/1.png' is 'c/1.PNG' on disk" in said["other_spelling"].text
     assert said["unreadable"].text == (
-        "1 of 19 images looked at do not decode (first: a/1.png: the file is empty)"
+        "usable: 1 of 19 images looked at do not decode (first: a/1.png: the file is empty); a run "
+        "leaves them out"
     )
     assert "b/6.png has the bytes of c/0.png" in said["leak_bytes"].text
     assert said["unnamed_files"].count == 2 and not said["unnamed_files"].broken
@@ -321,3 +322,20 @@ def test_the_doctor_names_several_broken_images(
     said = capsys.readouterr().out
     assert "12 of 24 images looked at do not decode" in said
     assert sum(f"{path.name}: the file is empty" in said for path in broken) == 10
+
+
+def test_a_broken_image_is_a_problem_only_where_a_run_stops_at_it(mine: Path) -> None:
+    """A run leaves it out, unless it is told to stop, or a class has no other to train on."""
+    images = mine / "mine" / "images"
+    (images / "a" / "1.png").write_bytes(b"")
+    check = own(mine)
+    assert check.state == "ready" and not check.problems and check.unreadable == 1
+    assert "usable: 1 of " in found(check)["unreadable"].text
+    refuse = own(mine, DATASET__ON_CORRUPT="refuse")
+    assert refuse.state == "broken"
+    assert "; a run stops at them (DATASET.ON_CORRUPT)" in found(refuse)["unreadable"].text
+    for path in (images / "a").iterdir():
+        path.write_bytes(b"")
+    check = own(mine)
+    assert check.state == "broken"
+    assert "; a class has no other image to train on" in found(check)["unreadable"].text

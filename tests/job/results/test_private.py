@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from pathlib import Path
 from typing import Any
@@ -34,11 +35,24 @@ def test_what_is_listed_is_what_was_counted(tmp_path: Path) -> None:
     assert "accuracy" in sent["rows"] and sent["references"] == [] and told["privacy"] == ""
     (run,) = collect([jobs.folder(tmp_path)]).runs
     page = str(gifts(run))
+    assert told["tells"] == [] and "labels of single images" in told["never"]
     assert "control.image.adapter.down" in page and "No guarantee of privacy" in page
     file = jobs.folder(tmp_path) / "released.json"
     file.write_text(file.read_text().replace("SCAFFOLD", "LocalOnly"))
     covers = json.loads((jobs.folder(tmp_path) / "results.json").read_text())["covers"]
     assert [d for d in damage(jobs.folder(tmp_path), covers, whole=False) if "released.json" in d]
+
+
+def test_what_tells_single_images_stands_beside_it_and_not_under_never(tmp_path: Path) -> None:
+    assert jobs.run(tmp_path, "--trainer", "AFL", "--rounds", "1", "TEST.REFERENCES", "False") == 0
+    told = released(tmp_path)
+    says = ("AFL's sums tell the feature and class of every image that is a client's only one of "
+            "its class")
+    assert told["tells"] == [says]
+    assert told["never"] == ["images", "personal tensors", "optimisers' states"]
+    (run,) = collect([jobs.folder(tmp_path)]).runs
+    page = html.unescape(str(gifts(run)))
+    assert f"{says}." in page and "labels of single images" not in page
 
 
 def test_personal_tensors_are_in_no_list(tmp_path: Path) -> None:

@@ -17,8 +17,9 @@ from fedvlm.core.errors import ConfigError
 from fedvlm.data.own.site import read_site
 from fedvlm.distributed.site_yaml import read_site_yaml
 from fedvlm.federation.discovery import load_trainer
+from fedvlm.federation.groups import SUMS_TELL
 from fedvlm.job.results.private import promises_privacy
-from fedvlm.job.sites.parties import NAME, PLACE, Parties, run_name
+from fedvlm.job.sites.parties import MET, NAME, PLACE, Parties, run_name
 from fedvlm.report.collect import collect
 from fedvlm.report.pages.origin import gifts
 from tests import jobs
@@ -108,6 +109,23 @@ def test_sites_hide_their_images_by_noise_of_their_own_and_are_believed(
     assert "told" not in jobs.results(seeded)
     ours, theirs = jobs.state(here), jobs.state(seeded)
     assert not torch.equal(ours["server|w|text.sigma"], theirs["server|w|text.sigma"])
+
+
+def test_the_list_says_which_site_withheld_its_class_counts(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = shutil.copytree(place, tmp_path / "parties")
+    with (here / "site1" / "site.yaml").open("a") as file:
+        file.write("  count: 3\n")
+    assert federated(here, tmp_path / "out", monkeypatch, *APFL, "--rounds", "1")[0] == 0
+    folder = jobs.folder(tmp_path / "out")
+    met = json.loads((folder / PLACE / MET).read_text())
+    assert all(one["classes"] == [] for one in met["site1"]["clients"].values())
+    counts = json.loads((folder / "released.json").read_text())["sent"]["counts"]
+    assert counts == {"site0": ["train", "val", "test", "classes"],
+                      "site1": ["train", "val", "test"]}
+    page = str(gifts(collect([folder]).runs[0]))
+    assert "site0 train, val, test, classes; site1 train, val, test<" in page
 
 
 @pytest.mark.slow
@@ -246,6 +264,8 @@ def test_alone_and_pooled_over_sites_whose_owners_allow_it(
     told = json.loads((jobs.folder(tmp_path / "one") / "released.json").read_text())
     assert told["declared"]["sums"] == ["gram", "cross", "count"] and not told["sent"]["sums"]
     assert told["sent"]["references"] == ["logreg"]  # of site0, for nothing
+    assert told["sent"]["counts"] == dict.fromkeys(
+        ("site0", "site1"), ["train", "val", "test", "classes"])
     assert SUMS not in leaves(here, capsys) and SHORT not in leaves(here, capsys)
     run = (jobs.folder(tmp_path / "one") / "sites" / "run").read_text().strip()
     assert own_rows(here, capsys)[1][run]["alone"] == {}
@@ -257,9 +277,13 @@ def test_alone_and_pooled_over_sites_whose_owners_allow_it(
     told = json.loads((jobs.folder(tmp_path / "two") / "released.json").read_text())
     assert told["declared"]["sums"] == list(told["sent"]["sums"]) == ["gram", "cross", "count"]
     assert told["sent"]["references"] == ["logreg", "logreg_names", "pooled", "zero_shot"]
+    assert told["tells"] == [SUMS_TELL] and "labels of single images" not in told["never"]
     page = str(gifts(collect([jobs.folder(tmp_path / "two")]).runs[0]))
     assert f"gram: {told['sent']['sums']['gram']:,} bytes" in page
-    assert SUMS in leaves(here, capsys) and SHORT in leaves(here, capsys)
+    left = leaves(here, capsys)
+    assert SUMS in left and SHORT in left and f": {SUMS_TELL}." in left
+    assert main(["site", "record", str(here / "site0" / "site.yaml"), "--json"]) == 0
+    assert "abels of single" not in json.loads(capsys.readouterr().out)["answers"][STAYS][0]
     found, ours = jobs.results(tmp_path / "two"), jobs.results(whole)
     assert list(found["references"]) == ["zero_shot", "logreg", "logreg_names", "pooled"]
     for name, same_as in (("logreg", "logreg"), ("logreg_names", "logreg_names"),
@@ -286,6 +310,7 @@ def test_alone_and_pooled_over_sites_whose_owners_allow_it(
     assert main(["verify", str(jobs.folder(tmp_path / "two"))]) == 0
 
 
+STAYS = "What stays here?"
 SHORT = "Sums over this site's own images, without masks, of run "
 SUMS = ("for baselines sums over this site's own training images left, without masks (rule "
         "'baselines'): `count`, `cross`, `gram`.")

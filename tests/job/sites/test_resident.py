@@ -9,9 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
+from fedvlm.cli.main import main
+from fedvlm.core.errors import DataError, UnreadableError
+from fedvlm.data import images
 from fedvlm.data.own.site import SiteFile
-from fedvlm.distributed.site_yaml import SiteYaml
+from fedvlm.distributed.site import failure
+from fedvlm.distributed.site_yaml import SiteYaml, read_site_yaml
 from fedvlm.distributed.terms import Terms
 from fedvlm.distributed.wire import Frame, pack, unpack
 from fedvlm.job.flags import parse
@@ -73,6 +78,44 @@ def test_what_hinders_a_build_stays_in_the_site_s_log(site: Resident, tmp_path: 
     (tmp_path / "site.json").unlink()
     words = said(site, hello(config()))
     assert words == "failed: DataError at the site; details are in the site's log"
+    assert str(tmp_path) in SEEN[-1]
+
+
+def test_a_site_does_not_serve_with_an_image_that_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It says which before it waits; out of the lists it is no hindrance, and is read once."""
+    names = [f"{i}.png" for i in range(4)]
+    for name in names:
+        Image.new("RGB", (4, 4)).save(tmp_path / name)
+    lists = {"train": [(n, 0) for n in names], "val": [], "test": []}
+    SiteFile("shapes", ["a", "b"], ["a {}."], {0: lists}).write(tmp_path / "site.json")
+    (tmp_path / "site.yaml").write_text("site: site.json\nimages: .\nstates: states\nallow:\n"
+                                        "  trainers: [FedAvg]\n  backbones: [tiny]\n")
+    (tmp_path / "2.png").write_bytes(b"no image")
+    owner, own = read_site_yaml(tmp_path / "site.yaml"), {"CACHE_DIR": str(tmp_path / "cache")}
+    waits: list[str] = []
+    monkeypatch.setattr(resident, "serve", lambda *words: waits.append("waits"))
+
+    def serve() -> None:
+        resident.serve_site(owner, tmp_path / "socket", own, SEEN.append)
+
+    with pytest.raises(DataError, match=r"1 of 4 images of '.*' cannot be read: 2\.png \(cannot "
+                                        r"identify image file\).*site forget SITE\.YAML --images"):
+        serve()
+    (tmp_path / "LIST").write_text("2.png\n")
+    assert not waits and main([
+        "site", "forget", str(tmp_path / "site.yaml"), "--images", str(tmp_path / "LIST")]) == 0
+    assert "leaving the lists: 1 train, 0 val, 0 test images of" in capsys.readouterr().out
+    monkeypatch.setattr(images, "check_decodes", lambda raw: pytest.fail("read again"))
+    serve()
+    assert waits == ["waits"]
+
+
+def test_a_coordinator_hears_that_an_image_cannot_be_read(tmp_path: Path) -> None:
+    told = failure(UnreadableError(f"cannot read the image {tmp_path}/a.png: broken"), SEEN.append)
+    assert told == {"kind": "failed", "text": (
+        "an image at the site cannot be read; its owner runs `fedvlm site check SITE.YAML --full`")}
     assert str(tmp_path) in SEEN[-1]
 
 
