@@ -126,13 +126,18 @@ def _too_few(found: Gathered, judged: Sequence[int]) -> list[int]:
 
 
 def _one_image(found: Gathered, clients: Sequence[int]) -> str:
-    """Return which clients have too few images to hold one out."""
-    why = f"no label with {FEW} images with and {FEW} without it"
-    if found.sets is None:
-        alike = any(len(found.labels[k]) > 1 for k in clients)
-        why = "one group of images" if alike else "one image"
-    count = f"{len(clients)} client{'s' if len(clients) > 1 else ''}"
-    return f"{count} with {why} ({first_names(found.ids[k] for k in clients)})"
+    """Return which clients have too few images to hold one out, by what they have."""
+    by: dict[str, list[int]] = {}
+    for k in clients:
+        if found.sets is not None:
+            why = f"no label with {FEW} images with and {FEW} without it"
+        elif len(np.unique(found.groups[k])) == 1:
+            why = "one group of images" if len(found.labels[k]) > 1 else "one image"
+        else:
+            why = "only one image (group) of most classes, so that nothing of a class is left"
+        by.setdefault(why, []).append(k)
+    return "; ".join(f"{len(some)} client{'s' if len(some) > 1 else ''} with {why} "
+                     f"({first_names(found.ids[k] for k in some)})" for why, some in by.items())
 
 
 def _checked_pull(advice: Advice, trial: CrossValidation) -> float | None:

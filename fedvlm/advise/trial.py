@@ -109,12 +109,17 @@ def try_heads(
         told: called with (what, done, of).
 
     Raises:
-        NothingToJudge: each client has one image, or one group of them.
+        NothingToJudge: each client has one image, or one group of them, in all or of each class.
     """
     classes = len(found.classnames)
     kept = [k for k, g in enumerate(found.groups) if len(np.unique(g)) > 1]
     if not kept:
         raise NothingToJudge("no client has two images that differ, so none can be held out")
+    if found.lone is None:  # else what one more image of a class brings is counted
+        kept = [k for k in kept if not mostly_lone(found, k)]
+    if not kept:
+        raise NothingToJudge("most classes of each client have one image (group) there: held out, "
+                             "it leaves none of its class")
     total = sum(map(len, found.labels))
     exact = torch.float64 if total <= EXACT else torch.float32
     groups = [torch.from_numpy(g) for g in found.groups]
@@ -160,6 +165,20 @@ def try_heads(
                  {name: only(one, name) for name, one in reached.items()},
                  work.ridge(), work.pull(),
                  {part: only(one) for part, one in curve.items()}, doubt, work.hold())
+
+
+def mostly_lone(found: Gathered, client: int) -> bool:
+    """Return whether most of a client's images (groups) are its only training ones of a class.
+
+    Held out, such an image leaves none of its class, so working alone is wrong about it whatever
+    it does; nothing can be said of such a client alone. Images for validation meet all others.
+    """
+    trains = found.trains[client].numpy()
+    pairs = np.stack([found.labels[client].numpy(), found.groups[client]])
+    own = np.unique(pairs[:, trains], axis=1)
+    _, times = np.unique(own[0], return_counts=True)
+    others = np.unique(pairs[:, ~trains], axis=1).shape[1]
+    return bool(2 * (times == 1).sum() > own.shape[1] + others)
 
 
 class _Work:

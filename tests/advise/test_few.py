@@ -48,7 +48,8 @@ def test_clients_with_one_image_each_get_no_verdict(monkeypatch: pytest.MonkeyPa
         "3 clients, 3 training images, 2 classes; no test image was opened",
         "Verdict: cannot say: no client has two images that differ, so none can be held out.",
         "To try it all the same: fedvlm run X --trainer AFL --rounds 1",
-        "It costs 1,344 bytes up and 96 down per client, once (sums in float64)."]
+        "It costs 1,344 bytes up and 96 down per client, once (sums in float64). AFL's sums tell "
+        "the feature and class of every image that is a client's only one of its class."]
     assert found.record["verdict"] == "cannot say"
     assert [c["images"] for c in found.record["clients"]] == [1, 1, 1]
 
