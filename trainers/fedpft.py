@@ -35,6 +35,7 @@ from torch import Tensor
 
 from fedvlm.method import (
     TRAINER_REGISTRY,
+    CfgNode,
     Context,
     Option,
     Predictor,
@@ -85,6 +86,13 @@ class FedPFT(Trainer):
         "G11": "clients take no step",
     }
 
+    def __init__(self, cfg: CfgNode) -> None:
+        """Say what mixtures of several components tell; a class of one image is in none."""
+        super().__init__(cfg)
+        if self.cfg.MIXTURES > 1:
+            self.tells_single = ("a component of FedPFT's mixtures may be a single image: it then "
+                                 "tells that image's feature and class")
+
     def trainables(self, model: VLModel, generator: torch.Generator) -> Tree:
         """Return a head of zeros."""
         classes = len(model.classnames)
@@ -106,12 +114,6 @@ class FedPFT(Trainer):
     def predictor(self, model: VLModel, p: Tree) -> Predictor:
         """Return ``x -> W z + b``."""
         return lambda x: self.image_features(model, p, x) @ p[HEAD].mT + p[BIAS][..., None, :]
-
-    @property
-    def tells_single(self) -> str:
-        """What a mixture of several components tells; a class of one image is in none."""
-        return ("a component of FedPFT's mixtures may be a single image: it then tells that "
-                "image's feature and class") if self.cfg.MIXTURES > 1 else ""
 
     # ---- client ---------------------------------------------------------------------------
     def client_update(self, ctx: Context, state: State, received: Tree) -> tuple[State, Upload]:
