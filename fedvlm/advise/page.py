@@ -108,8 +108,8 @@ class AdvicePage:
         """Return whether clients seem to mean different things by the same class names, in words.
         """
         advice, trial = self.advice, self.trial
-        counts = [y.sum(0) for y in trial.truth] if isinstance(trial, LabelTrial) else [
-            c.counts(trial.classes).numpy() for c in trial.clients]
+        counts = [y.sum(0).tolist() for y in trial.truth] if isinstance(trial, LabelTrial) else [
+            c.counts(trial.classes).tolist() for c in trial.clients]
         alone, pooled = advice.alone.personal, advice.pooled.personal
         return meaning_words(alone, pooled, advice.chance, shared_classes(counts, self.classnames),
                              alone - pooled > advice.pooled_margin)

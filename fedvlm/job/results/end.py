@@ -221,7 +221,8 @@ def _next(
 def _shared_classes(built: Built) -> list[str]:
     """Return the classes that clients share, by the counts that the server has."""
     roster = built.federation.roster
-    return shared_classes(roster.classes[list(roster.present)], built.data.classnames)
+    counts = roster.classes[list(roster.present)].tolist()
+    return shared_classes(counts, built.data.classnames)
 
 
 def _readmitted(built: Built) -> list[Any]:
