@@ -186,7 +186,7 @@ def _answer_grid(found: Sequence[tuple[RunGroup, Mapping[str, Any]]]) -> Html:
         ], data_method=group.label))
     heads = ["method", *(["data set"] if names else []), "seeds", "best baseline alone",
              *(f"{who}: {key} (%)" for who in WHO.values() for key in (first, second)),
-             "clients that do better alone"]
+             "clients that reached more alone"]
     return table(heads, rows, sortable=True, tall=len(rows) > FEW,
                  caption="Means over seeds and clients, on the clients' own test images; methods "
                          "that share nothing have no number together")

@@ -434,7 +434,7 @@ def seeds_sentences(several: Sequence[Mapping[str, Any]]) -> list[str]:
     beside = "" if even is None else f", class-balanced {even:+.1f}"
     each = ", ".join(map(str, answer["worse"]))
     return [f"{over}: {answer['points']:+.1f} points against the best alone{beside}; "
-            f"{worse_count(answer)} clients do better alone (by seed: {each}).",
+            f"{worse_count(answer)} clients reached more alone (by seed: {each}).",
             f"Seed by seed, {paid_counts(several)}."]
 
 

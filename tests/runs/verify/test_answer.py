@@ -284,7 +284,7 @@ def test_several_seeds_have_one_answer() -> None:
             "all images in one place (pooled)             90.0            90.0"]
     assert seeds_lines(runs, "FedTV") == [
         *rows, "Means over 3 seeds: +0.0 points against the best alone, class-balanced +30.0; 1.3 "
-        "of 3 clients do better alone (by seed: 0, 1, 3).",
+        "of 3 clients reached more alone (by seed: 0, 1, 3).",
         "Seed by seed, federation pays in 1 of 3, is worse than alone in 1, test images cannot "
         "tell in 1."]
     assert seeds_lines([*runs, {"last": {"personal": None}}], "FedTV") == []
