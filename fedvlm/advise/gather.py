@@ -26,10 +26,8 @@ from fedvlm.job.sources import features_of
 from fedvlm.models.features.decode import Throughput
 from fedvlm.models.vlmodel import VLModel
 
-# Kinds of partition that cut training and test images of a class by the same proportions, and
-# those whose clients draw as many shots of each of their classes.
+# Kinds of partition that cut training and test images of a class by the same proportions.
 BY_CLASS = ("disjoint", "n_classes", "dirichlet", "superclass_dirichlet", "domain_dirichlet")
-BY_SHOTS = ("iid", "n_classes", "domain")
 
 
 @dataclass(frozen=True)
@@ -53,8 +51,8 @@ class Gathered:
         bare: names of clients that have only images without a label; nothing is judged of them.
         anchor: what scores an image of unit length by class names ``[C, d]``, as ``names`` does;
             None without text tower, and of sets of labels.
-        lone: where images are dealt class by class, the share of ``steps.lone_share``; None: not
-            known, as of clients that the data name.
+        lone: where all images are dealt in class shares, the share of ``steps.lone_share``; None:
+            not known, as of clients that the data name, or of shots.
     """
 
     name: str
@@ -148,11 +146,7 @@ def _lone(data: FederatedData) -> float | None:
     """Return ``Gathered.lone``: test images are counted, none is opened and no label of one read.
     """
     spec = data.spec
-    if data.groups is not None:
-        return None
-    if spec.shots > 0 and spec.kind in BY_SHOTS:
-        return 1.0
-    if spec.kind not in BY_CLASS:
+    if data.groups is not None or spec.shots > 0 or spec.kind not in BY_CLASS:
         return None
     parts = [(len(c.train), len(c.test)) for c in data.clients]
     return lone_share(sum(n for n, _ in parts), sum(n for _, n in parts))

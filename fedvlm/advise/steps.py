@@ -32,8 +32,7 @@ def one_more(
         left: of each client, images (groups) of an image's class that were left ``[n]``.
         right: 1 for a right answer ``[n]``.
         weights: how much an image counts ``[n]``.
-        trains: which are training images; the others, for validation, met all of the class: they
-            say what one more is worth, and are as they are.
+        trains: which are training images; the others met all of the class.
         slope: power with which the error falls.
         lone: share of the step that is due where none was left: some test images are of classes
             that the client lacks.
@@ -42,8 +41,11 @@ def one_more(
         ``right`` of each client, and points.
     """
     counts = [one.round().long() for one in left]
-    own, m, said = (torch.cat(list(one)) for one in (weights, counts, right))
-    places = m.unique()
+    own = torch.cat([w * t for w, t in zip(weights, trains, strict=True)])
+    m, said = torch.cat(counts), torch.cat(list(right))
+    places = m[own > 0].unique()
+    if not len(places):
+        return list(right), 0.0
     sizes = torch.stack([own[m == i].sum() for i in places]).numpy()
     hits = torch.stack([(own * said)[m == i].sum() for i in places]).numpy()
     at, curve = places.numpy(), rising(hits / sizes, sizes)
