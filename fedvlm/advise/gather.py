@@ -53,6 +53,7 @@ class Gathered:
             None without text tower, and of sets of labels.
         lone: where all images are dealt in class shares, the share of ``steps.lone_share``; None:
             not known, as of clients that the data name, or of shots.
+        named: whether the data name the clients; else a simulation deals images to them.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Gathered:
     lone: float | None = None
     bare: Sequence[str] = ()
     anchor: Tensor | None = None
+    named: bool = False
 
 
 def gather_clients(cfg: CfgNode, progress: Progress | None = None) -> Gathered:
@@ -131,7 +133,7 @@ def gather_clients(cfg: CfgNode, progress: Progress | None = None) -> Gathered:
         [groups[a] for a in at],
         None if logits is None else [logits[torch.from_numpy(a)] for a in at],
         any(one is not None for one in said), [*data.notes, *notes], data.label_sets,
-        _lone(data), [names[k] for k in data.without_labels], anchor,
+        _lone(data), [names[k] for k in data.without_labels], anchor, data.spec.kind == "natural",
     )
 
 

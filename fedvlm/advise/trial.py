@@ -115,7 +115,7 @@ def try_heads(
     kept = [k for k, g in enumerate(found.groups) if len(np.unique(g)) > 1]
     if not kept:
         raise NothingToJudge("no client has two images that differ, so none can be held out")
-    if found.lone is None:  # else what one more image of a class brings is counted
+    if found.named:
         kept = [k for k in kept if not mostly_lone(found, k)]
     if not kept:
         raise NothingToJudge("most classes of each client have one image (group) there: held out, "

@@ -19,7 +19,7 @@ HOUR = 3600.0
 
 
 @dataclass(frozen=True)
-class Turn:
+class PlannedRun:
     """A run that is to be made.
 
     Attributes:
@@ -72,7 +72,7 @@ def seeds_of(
             yield pass_
 
 
-def turns_of(trials: Sequence[Trial], value: Mapping[int, float], jobs: int) -> list[Turn]:
+def turns_of(trials: Sequence[Trial], value: Mapping[int, float], jobs: int) -> list[PlannedRun]:
     """Return what is to be run, in the order in which it is."""
     sweeps = {id(t): Sweep(t.plan, t.runnable, jobs) for t in trials if t.runnable}
     due = {id(cell) for sweep in sweeps.values() for cell in sweep.to_do(retry=True)}
@@ -84,7 +84,7 @@ def turns_of(trials: Sequence[Trial], value: Mapping[int, float], jobs: int) -> 
             for cell in (c for c in cells if id(c) in due):
                 row, seconds = rows[id(cell)], sweeps[id(trial)].pace.of(cell)
                 hours = guess[id(row)] if seconds is None else seconds / HOUR
-                turns.append(Turn(trial, row, cell, hours, seconds is not None))
+                turns.append(PlannedRun(trial, row, cell, hours, seconds is not None))
     return turns
 
 
@@ -98,7 +98,7 @@ def _hours(row: Row) -> float | None:
     return whole / len(row.cells)
 
 
-def begin_within(turns: Sequence[Turn], budget: float, jobs: int) -> list[bool]:
+def begin_within(turns: Sequence[PlannedRun], budget: float, jobs: int) -> list[bool]:
     """Return of each run whether it should begin within so many hours (``Sweep.fits``)."""
     begins, spent = [], 0.0
     for turn in turns:
@@ -108,7 +108,7 @@ def begin_within(turns: Sequence[Turn], budget: float, jobs: int) -> list[bool]:
     return begins
 
 
-def order_rows(turns: Sequence[Turn], begins: Sequence[bool] = ()) -> list[dict[str, object]]:
+def queue_rows(turns: Sequence[PlannedRun], begins: Sequence[bool] = ()) -> list[dict[str, object]]:
     """Return the order as a table, a line for what follows in one recipe and seed.
 
     Args:
@@ -134,7 +134,7 @@ def budget_name(hours: float) -> str:
 
 
 def budget_words(
-    turns: Sequence[Turn], begins: Sequence[bool], budget: float, jobs: int
+    turns: Sequence[PlannedRun], begins: Sequence[bool], budget: float, jobs: int
 ) -> str:
     """Return what the hours of a budget should buy."""
     paid = list(compress(turns, begins))
@@ -144,7 +144,7 @@ def budget_words(
             f"{added_hours(paid, jobs)} hours")
 
 
-def added_hours(turns: Sequence[Turn], jobs: int = 1) -> str:
+def added_hours(turns: Sequence[PlannedRun], jobs: int = 1) -> str:
     """Return the hours of runs in words; + marks runs of which nothing is known, ? only such."""
     known = [turn.hours for turn in turns if turn.hours is not None]
     if not known:

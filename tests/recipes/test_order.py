@@ -12,7 +12,7 @@ from fedvlm.cli.main import main
 from fedvlm.core.errors import DataError
 from fedvlm.job.inputs import Inputs
 from fedvlm.recipes import order
-from fedvlm.recipes.order import Turn, begin_within, by_worth
+from fedvlm.recipes.order import PlannedRun, begin_within, by_worth
 from fedvlm.recipes.recipe import read_recipe
 from fedvlm.recipes.trial import Row, Trial
 from tests.recipes.test_trial import recipe_file
@@ -34,8 +34,8 @@ def test_recipes_that_cannot_run_come_last() -> None:
     assert by_worth([missing, idle, best], {id(best.rows[0]): 1.0}) == [best, idle, missing]
 
 
-def turn(hours: float | None, judged: bool = False) -> Turn:
-    return Turn(None, None, None, hours, judged)  # type: ignore[arg-type]
+def turn(hours: float | None, judged: bool = False) -> PlannedRun:
+    return PlannedRun(None, None, None, hours, judged)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("turns", "jobs", "begins"), [
@@ -45,7 +45,7 @@ def turn(hours: float | None, judged: bool = False) -> Turn:
     ([turn(None), turn(None)], 1, [True, True]),
 ])
 def test_which_runs_begin_within_an_hour(
-    turns: list[Turn], jobs: int, begins: list[bool],
+    turns: list[PlannedRun], jobs: int, begins: list[bool],
 ) -> None:
     assert begin_within(turns, 1.0, jobs) == begins
     assert not any(begin_within(turns, 0.0, jobs))

@@ -99,7 +99,7 @@ def main(args: Namespace) -> int:
         budget_name,
         budget_words,
         by_worth,
-        order_rows,
+        queue_rows,
         turns_of,
         worths,
     )
@@ -135,7 +135,7 @@ def main(args: Namespace) -> int:
     limited = not math.isinf(args.budget)
     if turns:
         say("the runs in their order, what confirms most published numbers in an hour first:",
-            *(f"  {line}" for line in table_lines(order_rows(turns, begins if limited else ()))),
+            *(f"  {line}" for line in table_lines(queue_rows(turns, begins if limited else ()))),
             *([budget_words(turns, begins, args.budget, args.jobs)] if limited else []))
     late = f"{budget_name(args.budget)} should end before it"
     for row in (row for trial in trials for row in trial.rows):
