@@ -134,7 +134,8 @@ def _one_image(found: Gathered, clients: Sequence[int]) -> str:
         elif len(np.unique(found.groups[k])) == 1:
             why = "one group of images" if len(found.labels[k]) > 1 else "one image"
         else:
-            why = "only one image (group) of most classes, so that nothing of a class is left"
+            why = ("one image (group) of most classes, so nothing of the class is left to learn "
+                   "from when it is tested")
         by.setdefault(why, []).append(k)
     return "; ".join(f"{len(some)} client{'s' if len(some) > 1 else ''} with {why} "
                      f"({first_names(found.ids[k] for k in some)})" for why, some in by.items())
