@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from yacs.config import CfgNode
 
-from fedvlm.advise.steps import lone_share
+from fedvlm.advise.judges import Dealt
 from fedvlm.config.engines import of_parties
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.progress import Progress
@@ -26,8 +26,9 @@ from fedvlm.job.sources import features_of
 from fedvlm.models.features.decode import Throughput
 from fedvlm.models.vlmodel import VLModel
 
-# Kinds of partition that cut training and test images of a class by the same proportions.
-BY_CLASS = ("disjoint", "n_classes", "dirichlet", "superclass_dirichlet", "domain_dirichlet")
+# Partitions that deal images whatever they show, but for their class.
+SIMULATED = ("iid", "quantity", "disjoint", "n_classes", "dirichlet", "superclass_dirichlet")
+IN_DOMAINS = "domain_dirichlet"
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,7 @@ class Gathered:
         bare: names of clients that have only images without a label; nothing is judged of them.
         anchor: what scores an image of unit length by class names ``[C, d]``, as ``names`` does;
             None without text tower, and of sets of labels.
-        lone: where all images are dealt in class shares, the share of ``steps.lone_share``; None:
-            not known, as of clients that the data name, or of shots.
+        dealt: how a simulation deals images; None of clients that the data name.
         named: whether the data name the clients; else a simulation deals images to them.
     """
 
@@ -67,7 +67,7 @@ class Gathered:
     grouped: bool
     notes: Sequence[str]
     sets: NDArray[np.uint8] | None = None
-    lone: float | None = None
+    dealt: Dealt | None = None
     bare: Sequence[str] = ()
     anchor: Tensor | None = None
     named: bool = False
@@ -133,7 +133,8 @@ def gather_clients(cfg: CfgNode, progress: Progress | None = None) -> Gathered:
         [groups[a] for a in at],
         None if logits is None else [logits[torch.from_numpy(a)] for a in at],
         any(one is not None for one in said), [*data.notes, *notes], data.label_sets,
-        _lone(data), [names[k] for k in data.without_labels], anchor, data.spec.kind == "natural",
+        _dealt(data, there), [names[k] for k in data.without_labels], anchor,
+        data.spec.kind == "natural",
     )
 
 
@@ -144,14 +145,16 @@ def _names(data: FederatedData) -> list[str]:
     return data.client_names or (domains if apart else [str(k) for k in range(len(domains))])
 
 
-def _lone(data: FederatedData) -> float | None:
-    """Return ``Gathered.lone``: test images are counted, none is opened and no label of one read.
-    """
-    spec = data.spec
-    if data.groups is not None or spec.shots > 0 or spec.kind not in BY_CLASS:
+def _dealt(data: FederatedData, there: Sequence[int]) -> Dealt | None:
+    """Return ``Gathered.dealt``: test images are counted by class, none is opened."""
+    kind = data.spec.kind
+    if kind not in (*SIMULATED, IN_DOMAINS) or data.label_sets is not None:
         return None
-    parts = [(len(c.train), len(c.test)) for c in data.clients]
-    return lone_share(sum(n for n, _ in parts), sum(n for _, n in parts))
+    clients = [data.clients[k] for k in there]
+    counts = np.stack([np.bincount(data.labels[c.test if len(c.test) else c.train],
+                                   minlength=len(data.classnames)) for c in clients])
+    return Dealt(counts / counts.sum(1, keepdims=True), [
+        c.domain if kind == IN_DOMAINS else "" for c in clients])
 
 
 def _name_logits(model: VLModel, rows: Tensor) -> Tensor:

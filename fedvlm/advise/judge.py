@@ -13,7 +13,7 @@ from yacs.config import CfgNode
 
 from fedvlm.advise.few import lone_page, unjudged_page
 from fedvlm.advise.folds import NothingToJudge, twin_share
-from fedvlm.advise.gather import Gathered, gather_clients
+from fedvlm.advise.gather import SIMULATED, Gathered, gather_clients
 from fedvlm.advise.page import AdvicePage, alone_flags, cost_line
 from fedvlm.advise.sets import FEW, LabelTrial, try_labels
 from fedvlm.advise.trial import CrossValidation, try_heads
@@ -24,7 +24,6 @@ from fedvlm.data.federated import alike_words
 from fedvlm.data.locate import first_names
 from fedvlm.job.run import threads_of
 
-SIMULATED = ("iid", "quantity", "disjoint", "n_classes", "dirichlet", "superclass_dirichlet")
 ROOM = 4 / 3  # of images per client beyond those that are enough: shares are unlike
 SHARED = 1.05  # images counted client by client, in images; above it clients draw the same ones
 

@@ -3,12 +3,11 @@
 Every training image is held out once, with all of its group, at all clients at once; validation
 images are judged likewise and train nothing, as in a run. Settings (L2, pull) are
 those that are best on the *other* folds, so that no image judges a setting that it chose. A group
-counts once, in training and in judging.
+counts once, in training and in judging. Simulated clients are judged by all (``judges``).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -21,7 +20,8 @@ from torch import Tensor
 
 from fedvlm.advise.folds import NothingToJudge, deal_folds, fold_count
 from fedvlm.advise.gather import Gathered
-from fedvlm.advise.steps import one_more
+from fedvlm.advise.judges import Judges, all_judges, own_judges
+from fedvlm.advise.others import Others
 from fedvlm.advise.ways import (
     AFL,
     AFL_PRIOR,
@@ -65,13 +65,13 @@ class CrossValidation:
         ids: their numbers.
         classes: C.
         folds: how many.
-        reached: by method (``ALONE``, ``TOGETHER``, ``POOLED``).
+        reached: by method (``ALONE``, ``TOGETHER``, ``POOLED``), of these images.
         ridge: strength of AFL's ridge that is best on all folds, for sums of all training images.
         pull: of Ditto's personal heads that is best on all folds, for features of unit length.
+        judges: the images by which each client is judged.
         hold: l2 that holds the shared head to the class names, of the one that is best on all
             folds; 0: that one starts from zero.
         curve: what logistic regression alone reaches with ``PARTS`` of the images, by part.
-        doubt: by method, standard error in points of what ``steps.one_more`` adds; none: nothing.
     """
 
     clients: Sequence[HeadClient]
@@ -82,22 +82,18 @@ class CrossValidation:
     ridge: float
     pull: float = 0.0
     curve: dict[float, Reached] = field(default_factory=dict)
-    doubt: dict[str, float] = field(default_factory=dict)
     hold: float = 0.0
+    judges: Sequence[Judges] = ()
 
     def personal(self, reached: Reached) -> Tensor:
         """Return each client's accuracy in percent ``[K]``: a group counts once."""
-        pairs = zip(self.clients, reached, strict=True)
-        return torch.stack([100 * (c.w.double() @ right) / c.w.sum() for c, right in pairs])
+        return torch.tensor([100 * judges.mean(right) for judges, right in zip(
+            self.judges, reached, strict=True)], dtype=torch.float64)
 
     def balanced(self, reached: Reached) -> Tensor:
         """Return each client's accuracy averaged over its classes, percent ``[K]``."""
-        out = []
-        for c, right in zip(self.clients, reached, strict=True):
-            counts, w = c.counts(self.classes).double(), c.w.double()
-            hits = torch.zeros_like(counts).index_add_(0, c.y, w * right)
-            out.append(100 * (hits[counts > 0] / counts[counts > 0]).mean())
-        return torch.stack(out)
+        return torch.tensor([100 * judges.balanced(right, self.classes) for judges, right in zip(
+            self.judges, reached, strict=True)], dtype=torch.float64)
 
 
 def try_heads(
@@ -130,9 +126,11 @@ def try_heads(
     folds = [torch.from_numpy(f) for f in deal_folds(
         found.groups, [y.numpy() for y in found.labels], count)]
     count = int(torch.cat(folds).max()) + 1
-    work = _Work(raw, unit, found.trains, folds, count, classes, found.lone, found.names,
-                 found.anchor)
-    reached = work.untrained()
+    judges, others = own_judges(unit), None
+    if found.dealt is not None:
+        judges, rows = all_judges(unit, found.trains, found.dealt)
+        others = Others(unit, raw, folds, found.names, rows)
+    work = _Work(raw, unit, found.trains, folds, count, classes, found.names, found.anchor, others)
     heavy = 8 * len(raw) * classes * (raw[0].x.shape[1] + 1) * len(GRID)
     several = max(1, SIDE_BYTES // heavy)
     for f in range(count):
@@ -141,30 +139,19 @@ def try_heads(
         if f % several == 0:
             work.fit_alone(range(f, min(f + several, count)))
         work.fit_together(f)
-    reached |= work.reached()
-    curve = {part: work.chosen(f"part {part}", alone=True) for part in PARTS}
+    reached, curve = work.untrained() | work.reached(), work.curve()
     if told is not None:
         told("cross-validation", count, count)
 
-    doubt: dict[str, float] = {}
-    slope = 0.0
-    if found.lone is not None:
-        wrong = [1 - float(torch.cat(list(one)).mean()) for one in (
-            curve[PARTS[-1]], reached[LOGREG])]
-        slope = math.log(max(wrong[0], 0.01) / max(wrong[1], 0.01)) / math.log(1 / PARTS[-1])
-
     def only(right: Reached, name: str = LOGREG) -> Reached:
-        if name in (LOGREG, FROM_NAMES) and found.lone is not None:
-            right, error = work.with_one_more(right, slope)
-            doubt.setdefault(name, error)
-        elif name in OF_SHARES:
+        if name in OF_SHARES and others is None:
             right = work.corrected(right)
         return [right[k] for k in kept]
 
-    return CrossValidation([unit[k] for k in kept], kept, classes, count,
-                 {name: only(one, name) for name, one in reached.items()},
-                 work.ridge(), work.pull(),
-                 {part: only(one) for part, one in curve.items()}, doubt, work.hold())
+    return CrossValidation(
+        [unit[k] for k in kept], kept, classes, count,
+        {name: only(one, name) for name, one in reached.items()}, work.ridge(), work.pull(),
+        {part: only(one) for part, one in curve.items()}, work.hold(), [judges[k] for k in kept])
 
 
 def mostly_lone(found: Gathered, client: int) -> bool:
@@ -186,11 +173,12 @@ class _Work:
 
     def __init__(
         self, raw: Sequence[HeadClient], unit: Sequence[HeadClient], trains: Sequence[Tensor],
-        folds: Sequence[Tensor], count: int, classes: int, lone: float | None = None,
+        folds: Sequence[Tensor], count: int, classes: int,
         names: Sequence[Tensor] | None = None, anchor: Tensor | None = None,
+        others: Others | None = None,
     ) -> None:
         self.raw, self.unit, self.trains, self.folds = raw, unit, trains, folds
-        self.count, self.classes, self.lone, self.names = count, classes, lone, names
+        self.count, self.classes, self.names, self.others = count, classes, names, others
         self.hits: dict[str, list[Tensor]] = {}  # [settings, n] for each client
         self.loss: dict[str, list[Tensor]] = {}
         images = sum(map(len, unit)) * unit[0].x.shape[1] * classes
@@ -206,50 +194,41 @@ class _Work:
         return found if torch.cat(right).double().mean() >= heads.KNOWN / self.classes else None
 
     def training(
-        self, clients: Sequence[HeadClient], f: int, same: bool = True
+        self, clients: Sequence[HeadClient], f: int
     ) -> tuple[list[int], list[HeadClient]]:
-        """Return who has training images outside fold f, and these.
-
-        Args:
-            same: in the same class shares; else what is held out makes its class rarer, as one
-                image less of it would.
-        """
+        """Return who has training images outside fold f, and these, in the same class shares."""
         there, out = [], []
         for k, client in enumerate(clients):
             held = self.folds[k][self.trains[k]] == f
             if not held.all():
                 there.append(k)
-                own = client.take(self.trains[k])
-                out.append(own.hold_out(held) if same else own.take(~held))
+                out.append(client.take(self.trains[k]).hold_out(held))
         return there, out
 
     def untrained(self) -> dict[str, Reached]:
         """Return the commonest class, and where there are names, zero-shot."""
-        rows = []
+        kinds = (MAJORITY,) if self.names is None else (MAJORITY, NAMES, OWN_NAMES, NAME_SHARES)
+        own: list[list[Tensor]] = [[] for _ in kinds]
+        whole = [c.take(t) for c, t in zip(self.unit, self.trains, strict=True)]
         for k, c in enumerate(self.unit):
-            right = torch.zeros(4, len(c), dtype=torch.float64)
+            right = torch.zeros(len(kinds), len(c), dtype=torch.float64)
             for fold in self.folds[k].unique():
                 held = self.folds[k] == fold
-                rest = self.trains[k] & ~held
-                if not rest.any():
+                if not (self.trains[k] & ~held).any():
                     continue
-                own = c.take(self.trains[k]).hold_out(held[self.trains[k]])
-                counts = own.counts(self.classes).double().round(decimals=6)
-                right[0, held] = (c.y[held] == counts.argmax()).double()
-                if self.names is None:
-                    continue
-                said = self.names[k][held]
-                prior = (counts + 1).log().to(said)
-                for row, scores in ((1, said), (2, said.masked_fill(counts == 0, -torch.inf)),
-                                    (3, said + prior)):
-                    right[row, held] = (scores.argmax(1) == c.y[held]).double()
-            rows.append(right)
-        kinds = (MAJORITY,) if self.names is None else (MAJORITY, NAMES, OWN_NAMES, NAME_SHARES)
-        return {kind: [r[i] for r in rows] for i, kind in enumerate(kinds)}
+                counts = whole[k].hold_out(held[self.trains[k]]).counts(self.classes)
+                said = None if self.names is None else self.names[k][held]
+                for i, classes in enumerate(_guesses(said, counts, int(held.sum()))):
+                    right[i, held] = (classes == c.y[held]).double()
+            for one, row in zip(own, right, strict=True):
+                one.append(row)
+        if self.others is not None:
+            own = self.others.untrained(_guesses, [c.counts(self.classes) for c in whole], own)
+        return dict(zip(kinds, own, strict=True))
 
     def fit_alone(self, folds: Sequence[int]) -> None:
         """Train each client alone without each of some folds, side by side, and answer these."""
-        each = [(f, *self.training(self.unit, f, self.lone is None)) for f in folds]
+        each = [(f, *self.training(self.unit, f)) for f in folds]
         there = [k for _, ids, _ in each for k in ids]
         train = [c for _, _, some in each for c in some]
         held = [(self.folds[k] == f).nonzero().flatten() for f, ids, _ in each for k in ids]
@@ -280,6 +259,8 @@ class _Work:
         ridge = heads.ridge_head(total)  # as the run chooses it
         prior = [heads.add_shares(ridge, shares, t) for t in TEMPERS]
         self._answer(AFL_PRIOR, prior, there, held, self.raw)
+        if self.others is not None:
+            self.others.answer(AFL_PRIOR, prior, there, f, raw=True)
 
     def _answer(
         self, name: str, settings: Sequence[Heads], there: Sequence[int], held: Sequence[Tensor],
@@ -358,7 +339,12 @@ class _Work:
         are, half as the mean of all clients' images where one of the class was left (``ONE``). With
         validation images, the half is averaged with the share that they show.
         """
-        left = self._left()
+        left = []
+        for c, fold, trains in zip(self.unit, self.folds, self.trains, strict=True):
+            counts = torch.zeros(self.count, self.classes, dtype=torch.float64)
+            counts.index_put_((fold[trains], c.y[trains]),
+                              c.take(trains).w.double(), accumulate=True)
+            left.append((counts.sum(0) - counts)[fold, c.y])
         only = lone = lacking = judges = 0.0
         for c, n, trains in zip(self.unit, left, self.trains, strict=True):
             whole = c.take(trains).counts(self.classes)
@@ -375,23 +361,6 @@ class _Work:
         return [torch.where((n <= 0.01) & t, one + way * (mean - one), one)
                 for one, n, t in zip(right, left, self.trains, strict=True)]
 
-    def _left(self) -> list[Tensor]:
-        """Return how many training images (groups) of its class each image's heads have met."""
-        out = []
-        for c, fold, trains in zip(self.unit, self.folds, self.trains, strict=True):
-            counts = torch.zeros(self.count, self.classes, dtype=torch.float64)
-            counts.index_put_((fold[trains], c.y[trains]),
-                              c.take(trains).w.double(), accumulate=True)
-            out.append((counts.sum(0) - counts)[fold, c.y])
-        return out
-
-    def with_one_more(
-        self, right: Sequence[Tensor], slope: float
-    ) -> tuple[list[Tensor], float]:
-        """Return right answers of clients alone as ``steps.one_more`` has them, and its error."""
-        return one_more(self._left(), right, [c.w.double() for c in self.unit], self.trains, slope,
-                        1.0 if self.lone is None else self.lone)
-
     def reached(self) -> dict[str, Reached]:
         """Return what all trained heads reach; fits the personal ones around the shared."""
         for f in range(self.count):
@@ -399,11 +368,81 @@ class _Work:
             scale = heads.common_scale(train)
             shared = self.shared[f][self.best(FEDAVG, f, range(len(self.unit)))]
             held = [(self.folds[k] == f).nonzero().flatten() for k in there]
-            self._answer(DITTO, heads.personal_heads(train, shared, scale), there, held, self.unit)
-        out = {name: self.chosen(name, alone=True)
-               for name in (LOGREG, FROM_NAMES) if name in self.hits}
-        out |= {name: self.chosen(name) for name in TOGETHER}
+            tuned = heads.personal_heads(train, shared, scale)
+            self._answer(DITTO, tuned, there, held, self.unit)
+            if self.others is not None:
+                self.others.answer(DITTO, tuned, there, f)
+        out = {name: self._alone(name) for name in (LOGREG, FROM_NAMES) if name in self.hits}
+        out |= {name: self._together(name) for name in TOGETHER}
         return out | {POOLED: out[FEDAVG]}
+
+    def curve(self) -> dict[float, Reached]:
+        """Return what logistic regression alone reaches with ``PARTS`` of the images, by part."""
+        return {part: self._alone(f"part {part}", part) for part in PARTS}
+
+    def _together(self, name: str) -> Reached:
+        """Return right answers of a way of sharing."""
+        if self.others is None:
+            return self.chosen(name)
+        if name in OF_SHARES:
+            every = [self.best(name, f, range(len(self.unit))) for f in range(self.count)]
+            return self.others.chosen(name, every)
+        return self.others.of_all(self.chosen(name))
+
+    def _alone(self, name: str, part: float = 1.0) -> Reached:
+        """Return right answers of clients alone, with a part of their images."""
+        own = self.chosen(name, alone=True)
+        if self.others is None:
+            return own
+        there = [k for k, t in enumerate(self.trains) if t.any()]
+        train = [self.unit[k].take(self.trains[k]) for k in there]
+        if part < 1:
+            train = [_part_of(c, part) for c in train]
+        names = self.names if name == FROM_NAMES else None
+        starts = None if names is None else [names[k][self.trains[k]] for k in there]
+        grid = GRID if names is None else NAMES_GRID
+        fitted = heads.alone_heads(train, self.classes, grid, starts)
+        best = [self._best_alone(name, fitted, p, k, names) for p, k in enumerate(there)]
+        return self.others.alone([fitted[i] for i in best], there, own, names is not None)
+
+    def _best_alone(
+        self, name: str, settings: Sequence[Heads], p: int, k: int, names: Sequence[Tensor] | None
+    ) -> int:
+        """Return the setting that a run chooses for a client alone (``logistic``).
+
+        It is the best on the client's validation images; without these on held-out ones.
+
+        Args:
+            p: whose heads are the client's.
+            names: logits of the class names, where these are added.
+        """
+        val = ~self.trains[k]
+        if not val.any():
+            return self.best(name, -1, [k])
+        x, y, rows = self.unit[k].x[val], self.unit[k].y[val], []
+        for i, setting in enumerate(settings):
+            logits = setting.one(p).logits(x)[0]
+            logits = logits if names is None else logits + names[k][val].to(logits)
+            logs = logits.log_softmax(1).gather(1, y.unsqueeze(1)).squeeze(1)
+            rows.append((-int((logits.argmax(1) == y).sum()), -float(logs[logs.isfinite()].sum()),
+                         i))
+        return min(rows)[2]
+
+
+def _guesses(said: Tensor | None, counts: Tensor, images: int) -> list[Tensor]:
+    """Return the commonest class, and by names: of all classes, of its own, and with its shares.
+
+    Args:
+        said: logits of the class names ``[n, C]``; None without text tower.
+        counts: a client's images of each class ``[C]``.
+        images: n.
+    """
+    counts = counts.double().round(decimals=6)
+    out = [counts.argmax().expand(images)]
+    if said is None:
+        return out
+    every = (said, said.masked_fill(counts == 0, -torch.inf), said + (counts + 1).log().to(said))
+    return out + [scores.argmax(1) for scores in every]
 
 
 def _part_of(client: HeadClient, part: float) -> HeadClient:

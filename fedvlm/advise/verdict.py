@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedvlm.advise.judges import Judges
 from fedvlm.advise.sets import LabelTrial
 from fedvlm.advise.trial import PARTS, CrossValidation, Reached
 from fedvlm.advise.ways import (
@@ -141,11 +142,10 @@ def conclude(trial: CrossValidation, images: Sequence[int], twins: float = 0.0) 
     alone = max((sides[n] for n in ALONE if n in sides), key=lambda side: side.personal)
     together = _simplest(trial, sides)
     mine, own = trial.reached[together.name], trial.reached[alone.name]
-    doubt = math.hypot(*(trial.doubt.get(s.name, 0.0) for s in (together, alone)))
-    points, margin = _gain(trial, mine, own, doubt)
-    gains, margins = zip(*(_own_gain(trial, k, mine, own, doubt)
-                           for k in range(len(trial.clients))), strict=True)
-    sizes = tuple(c.size for c in trial.clients)
+    points, margin = _gain(trial, mine, own)
+    gains, margins = zip(*(_own_gain(judges, a - b) for judges, a, b in zip(
+        trial.judges, mine, own, strict=True)), strict=True)
+    sizes = tuple(judges.size for judges in trial.judges)
     alike = any(c.size < len(c.y) for c in trial.clients)
     unit = GROUPS if alike else IMAGES
     verdict, why, lacks = _verdict(points, margin, sizes, twins, unit)
@@ -155,7 +155,7 @@ def conclude(trial: CrossValidation, images: Sequence[int], twins: float = 0.0) 
         _needs(trial, sides[LOGREG], together, images), sizes,
         sides[NAMES].personal if NAMES in sides else None, twins, chance=100.0 / trial.classes,
         unit=unit, lacks=lacks,
-        pooled_margin=_gain(trial, trial.reached[POOLED], own, doubt)[1],
+        pooled_margin=_gain(trial, trial.reached[POOLED], own)[1],
     )
 
 
@@ -218,39 +218,34 @@ def _simplest(trial: CrossValidation, sides: dict[str, MethodReach]) -> MethodRe
         lambda best, name: _gain(trial, trial.reached[best], trial.reached[name]))]
 
 
-def _differences(trial: CrossValidation, k: int, mine: Reached, own: Reached) -> Tensor:
-    """Return the mean difference of each group of a client ``[G]``, in points."""
-    client, apart = trial.clients[k], 100 * (mine[k] - own[k])
-    if client.groups is None:
-        return apart
-    _, at = client.groups.unique(return_inverse=True)
-    return torch.zeros(int(at.max()) + 1, dtype=apart.dtype).index_add_(
-        0, at, client.w.double() * apart)
+def _gain(trial: CrossValidation, mine: Reached, own: Reached) -> tuple[float, float]:
+    """Return the mean over clients of the gain in points, and half its 95 % interval.
+
+    An image (group) that judges several clients errs at all of them at once.
+    """
+    apart = [100 * (a - b) for a, b in zip(mine, own, strict=True)]
+    ids, errors = (torch.cat(one) for one in zip(*(
+        judges.errors(d) for judges, d in zip(trial.judges, apart, strict=True)), strict=True))
+    groups, at = ids.unique(return_inverse=True)
+    each = torch.zeros(len(groups), dtype=errors.dtype).index_add_(0, at, errors)
+    variance = float(each.square().sum()) / len(apart) ** 2
+    floor = 100.0**2 / (len(groups) + 1) ** 2  # where all answers agree
+    points = sum(judges.mean(d) for judges, d in zip(trial.judges, apart, strict=True))
+    return points / len(apart), NORMAL * math.sqrt(RETRAINED * max(variance, floor))
 
 
-def _gain(
-    trial: CrossValidation, mine: Reached, own: Reached, doubt: float = 0.0
-) -> tuple[float, float]:
-    """Return the mean over clients of the gain, and half its 95 % interval.
+def _own_gain(judges: Judges, apart: Tensor) -> tuple[float, float]:
+    """Return a client's gain in points and half its 95 % interval.
+
+    A gain and a loss are added to few images.
 
     Args:
-        doubt: standard error of what is not counted image by image (``CrossValidation.doubt``).
+        apart: differences of right answers of its judges ``[n]``.
     """
-    each = [_differences(trial, k, mine, own) for k in range(len(trial.clients))]
-    variance = sum(float(d.var() / len(d)) for d in each if len(d) > 1) / len(each) ** 2
-    floor = 100.0**2 / (sum(map(len, each)) + 1) ** 2  # where all answers agree
-    margin = NORMAL * math.sqrt(RETRAINED * max(variance, floor) + doubt**2)
-    return sum(float(d.mean()) for d in each) / len(each), margin
-
-
-def _own_gain(
-    trial: CrossValidation, k: int, mine: Reached, own: Reached, doubt: float
-) -> tuple[float, float]:
-    """Return a client's gain and half its 95 % interval; a gain and a loss are added to few."""
-    d = _differences(trial, k, mine, own)
-    spread = float((d - d.mean()).square().sum()) + 2 * 100.0**2
-    return float(d.mean()), NORMAL * math.sqrt(
-        RETRAINED * spread / (len(d) + 1) / (len(d) + 2) + doubt**2)
+    n = judges.size
+    spread = 100.0**2 * (n * judges.spread(apart) + 2)
+    return 100 * judges.mean(apart), NORMAL * math.sqrt(
+        RETRAINED * spread / (n + 1) / (n + 2))
 
 
 def _verdict(
