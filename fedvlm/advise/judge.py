@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -65,6 +66,7 @@ def judge_clients(cfg: CfgNode, words: str, progress: Progress | None = None) ->
         advice = conclude(trial, images, twins)
         flags = method_flags(advice.method, trial.ridge, pull=_checked_pull(advice, trial),
                              hold=trial.hold)
+    own_size = math.inf if isinstance(trial, LabelTrial) else sum(c.size for c in trial.clients)
     if len(found.ids) == 1:
         return Judged(*lone_page(advice, trial, images[0], words), list(found.notes))
     same = alike_words([np.unique(g[t.numpy()])
@@ -78,7 +80,7 @@ def judge_clients(cfg: CfgNode, words: str, progress: Progress | None = None) ->
     alone = f"{words} {own}" if own else ""
     page = AdvicePage(
         advice, trial, images, names, command, cost, found.classnames, alone,
-        _fewer(cfg, found, sum(advice.sizes)) if advice.lacks == LACKS_EACH else 0)
+        _fewer(cfg, found, min(sum(advice.sizes), own_size)) if advice.lacks == LACKS_EACH else 0)
     lines, few = page.lines(), _too_few(found, trial.ids)
     lines[1:1] = [f"Not judged: {_one_image(found, few)}"] if few else []
     lines[1:1] = [f"Not judged: {len(found.bare)} client(s) with only images without a label "

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from fedvlm.data.datum import IntArray
 from fedvlm.evaluation.references.heads import HeadClient, Heads
+from fedvlm.evaluation.references.logistic import Frozen, regressions
+from fedvlm.federation.batches import IndexSplit
+
+SIDE_BYTES = 256 << 20  # of the images that clients answer side by side
 
 
 class Others:
@@ -18,19 +24,20 @@ class Others:
         folds: of each client's images.
         names: logits of the class names for each client's images; None without.
         rows: of each client, which images of all judge it, one client after the other.
+        groups: of the images of all, as a run's baselines know them; None without.
     """
 
     def __init__(
         self, unit: Sequence[HeadClient], raw: Sequence[HeadClient], folds: Sequence[Tensor],
-        names: Sequence[Tensor] | None, rows: Sequence[Tensor],
+        names: Sequence[Tensor] | None, rows: Sequence[Tensor], groups: IntArray | None = None,
     ) -> None:
-        self.rows = rows
+        self.rows, self.groups = rows, groups
         self.unit, self.raw = (torch.cat([c.x for c in some]) for some in (unit, raw))
-        self.y, self.folds = torch.cat([c.y for c in unit]), torch.cat(list(folds))
+        self.labels, self.folds = torch.cat([c.y for c in unit]), torch.cat(list(folds))
         self.names = None if names is None else torch.cat(list(names))
-        ends = torch.tensor([0, *map(len, unit)]).cumsum(0)
-        self.own = [(at >= a) & (at < b)
-                    for at, a, b in zip(rows, ends[:-1], ends[1:], strict=True)]
+        self.ends = np.cumsum([0, *map(len, unit)])
+        self.own = [(at >= int(a)) & (at < int(b))
+                    for at, a, b in zip(rows, self.ends[:-1], self.ends[1:], strict=True)]
         self.hits: dict[str, list[Tensor]] = {}  # bool [settings, n] for each client
 
     def of_all(self, right: Sequence[Tensor]) -> list[Tensor]:
@@ -54,7 +61,8 @@ class Others:
             some = (self.folds[self.rows[k]] == fold).nonzero().flatten()
             at = self.rows[k][some]
             for i, setting in enumerate(settings):
-                self.hits[name][k][i, some] = self._right(setting.one(p), at, raw)
+                logits = setting.one(p).logits((self.raw if raw else self.unit)[at])[0]
+                self.hits[name][k][i, some] = logits.argmax(1) == self.labels[at]
 
     def chosen(self, name: str, best: Sequence[int]) -> list[Tensor]:
         """Return what the settings say that are best, fold by fold."""
@@ -63,21 +71,37 @@ class Others:
                 for at, hits in zip(self.rows, self.hits[name], strict=True)]
 
     def alone(
-        self, heads: Sequence[Heads], there: Sequence[int], own: Sequence[Tensor],
+        self, trains: Sequence[Tensor], vals: Sequence[Tensor], own: Sequence[Tensor],
         named: bool = False,
     ) -> list[Tensor]:
-        """Return what clients alone say that train on all they have; of own images, held out.
+        """Return what a run's logistic regressions of clients alone say; of own images, held out.
 
         Args:
-            heads: for each client that is there, heads among which is its own.
+            trains, vals: of each client, which of its images train it, and choose its L2.
             own: what is said of each client's own images, held out ``[n]``.
-            named: whether scores of class names are added.
+            named: whether they start from the class names.
         """
-        out = self.of_all(own)
-        for p, k in enumerate(there):
-            away = ~self.own[k]
-            out[k][away] = self._right(heads[p].one(p), self.rows[k][away], named=named).double()
+        out, names = self.of_all(own), self.names if named else None
+        frozen = Frozen(self, self.labels.numpy(), self.groups,
+                        names=None if names is None else lambda at: names[torch.from_numpy(at)])
+        splits = {
+            k: IndexSplit(*(part.numpy() for part in (first + train, first + val, at[~own_images])))
+            for k, (first, train, val, at, own_images) in enumerate(zip(
+                map(int, self.ends), trains, vals, self.rows, self.own, strict=False))
+            if len(train)}
+        most = max(map(len, self.rows)) * self.raw.shape[1] * self.raw.element_size()
+        several = max(1, SIDE_BYTES // max(most, 1))
+        for i in range(0, len(splits), several):
+            some = list(splits)[i : i + several]
+            each = regressions(frozen, [splits[k] for k in some])
+            for k, one in zip(some, each, strict=True):
+                said = torch.from_numpy(one.labels == frozen.labels[splits[k].test])
+                out[k][~self.own[k]] = said.double()
         return out
+
+    def fetch(self, indices: Tensor, view: int) -> dict[str, Tensor]:
+        """Return the features of some of the images of all; a run's baselines ask so."""
+        return {"features": self.raw[indices]}
 
     def untrained(
         self, guess: Callable[[Tensor | None, Tensor, int], Sequence[Tensor]],
@@ -95,11 +119,5 @@ class Others:
             away = ~self.own[k]
             said = None if self.names is None else self.names[at[away]]
             for one, classes in zip(out, guess(said, counts[k], int(away.sum())), strict=True):
-                one[k][away] = (classes == self.y[at[away]]).double()
+                one[k][away] = (classes == self.labels[at[away]]).double()
         return out
-
-    def _right(self, head: Heads, at: Tensor, raw: bool = False, named: bool = False) -> Tensor:
-        logits = head.logits((self.raw if raw else self.unit)[at])[0]
-        if named and self.names is not None:
-            logits = logits + self.names[at].to(logits)
-        return logits.argmax(1) == self.y[at]

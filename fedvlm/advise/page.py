@@ -32,6 +32,7 @@ from fedvlm.runs.verify.answer import ACCURACY, baseline_name
 from fedvlm.runs.verify.meaning import meaning_words, shared_classes
 
 BESIDE = " (a baseline: no method runs it on sets of labels)"
+BY_ALL = ", by which each simulated client is judged in its own class shares"
 LISTED = 6  # clients that are named
 WIDE = 50.0  # points: half of an interval of which nothing is told
 RARE = 5.0  # points of class-balanced accuracy that are told
@@ -79,6 +80,7 @@ class AdvicePage:
         """Return the page as text, at most 25 lines."""
         advice, images, names = self.advice, self.images, self.names
         sets = advice.measure != ACCURACY
+        by_all = isinstance(self.trial, CrossValidation) and self.trial.by_all
         rows = [
             (f"each client alone ({baseline_name(advice.alone.name)})", advice.alone),
             *((f"together: {WORDS[s.name]}{BESIDE if sets and s.name == AFL else ''}", s)
@@ -88,8 +90,8 @@ class AdvicePage:
         wide = max(len(words) for words, _ in rows)
         return [
             f"{len(images)} clients, {_span(images)} training images each, {self.trial.classes} "
-            f"{'labels' if sets else 'classes'}; {self.trial.folds} folds of these; no test image "
-            "was opened",
+            f"{'labels' if sets else 'classes'}; {self.trial.folds} folds of these"
+            f"{BY_ALL if by_all else ''}; no test image was opened",
             f"{f'{advice.measure} (%), heads at the end of training':<{wide}}  personal  "
             f"{'AUROC' if sets else 'balanced':>8}  worst client",
             *(f"{words:<{wide}}  {s.personal:>8.1f}  {s.balanced:>8.1f}  {s.worst:>12.1f}"

@@ -68,10 +68,11 @@ class CrossValidation:
         reached: by method (``ALONE``, ``TOGETHER``, ``POOLED``), of these images.
         ridge: strength of AFL's ridge that is best on all folds, for sums of all training images.
         pull: of Ditto's personal heads that is best on all folds, for features of unit length.
-        judges: the images by which each client is judged.
+        curve: what logistic regression alone reaches with ``PARTS`` of the images, by part.
         hold: l2 that holds the shared head to the class names, of the one that is best on all
             folds; 0: that one starts from zero.
-        curve: what logistic regression alone reaches with ``PARTS`` of the images, by part.
+        judges: the images by which each client is judged.
+        by_all: whether these are others' images, too.
     """
 
     clients: Sequence[HeadClient]
@@ -84,6 +85,7 @@ class CrossValidation:
     curve: dict[float, Reached] = field(default_factory=dict)
     hold: float = 0.0
     judges: Sequence[Judges] = ()
+    by_all: bool = False
 
     def personal(self, reached: Reached) -> Tensor:
         """Return each client's accuracy in percent ``[K]``: a group counts once."""
@@ -129,7 +131,8 @@ def try_heads(
     judges, others = own_judges(unit), None
     if found.dealt is not None:
         judges, rows = all_judges(unit, found.trains, found.dealt)
-        others = Others(unit, raw, folds, found.names, rows)
+        told_groups = np.concatenate(found.groups) if found.grouped else None
+        others = Others(unit, raw, folds, found.names, rows, told_groups)
     work = _Work(raw, unit, found.trains, folds, count, classes, found.names, found.anchor, others)
     heavy = 8 * len(raw) * classes * (raw[0].x.shape[1] + 1) * len(GRID)
     several = max(1, SIDE_BYTES // heavy)
@@ -151,7 +154,8 @@ def try_heads(
     return CrossValidation(
         [unit[k] for k in kept], kept, classes, count,
         {name: only(one, name) for name, one in reached.items()}, work.ridge(), work.pull(),
-        {part: only(one) for part, one in curve.items()}, work.hold(), [judges[k] for k in kept])
+        {part: only(one) for part, one in curve.items()}, work.hold(), [judges[k] for k in kept],
+        others is not None)
 
 
 def mostly_lone(found: Gathered, client: int) -> bool:
@@ -394,39 +398,12 @@ class _Work:
         own = self.chosen(name, alone=True)
         if self.others is None:
             return own
-        there = [k for k, t in enumerate(self.trains) if t.any()]
-        train = [self.unit[k].take(self.trains[k]) for k in there]
+        trains = [t.nonzero().flatten() for t in self.trains]
         if part < 1:
-            train = [_part_of(c, part) for c in train]
-        names = self.names if name == FROM_NAMES else None
-        starts = None if names is None else [names[k][self.trains[k]] for k in there]
-        grid = GRID if names is None else NAMES_GRID
-        fitted = heads.alone_heads(train, self.classes, grid, starts)
-        best = [self._best_alone(name, fitted, p, k, names) for p, k in enumerate(there)]
-        return self.others.alone([fitted[i] for i in best], there, own, names is not None)
-
-    def _best_alone(
-        self, name: str, settings: Sequence[Heads], p: int, k: int, names: Sequence[Tensor] | None
-    ) -> int:
-        """Return the setting that a run chooses for a client alone (``logistic``).
-
-        It is the best on the client's validation images; without these on held-out ones.
-
-        Args:
-            p: whose heads are the client's.
-            names: logits of the class names, where these are added.
-        """
-        val = ~self.trains[k]
-        if not val.any():
-            return self.best(name, -1, [k])
-        x, y, rows = self.unit[k].x[val], self.unit[k].y[val], []
-        for i, setting in enumerate(settings):
-            logits = setting.one(p).logits(x)[0]
-            logits = logits if names is None else logits + names[k][val].to(logits)
-            logs = logits.log_softmax(1).gather(1, y.unsqueeze(1)).squeeze(1)
-            rows.append((-int((logits.argmax(1) == y).sum()), -float(logs[logs.isfinite()].sum()),
-                         i))
-        return min(rows)[2]
+            trains = [at[_part_rows(c.take(at), part)]
+                      for c, at in zip(self.unit, trains, strict=True)]
+        vals = [(~t).nonzero().flatten() for t in self.trains]
+        return self.others.alone(trains, vals, own, name == FROM_NAMES)
 
 
 def _guesses(said: Tensor | None, counts: Tensor, images: int) -> list[Tensor]:
@@ -447,11 +424,16 @@ def _guesses(said: Tensor | None, counts: Tensor, images: int) -> list[Tensor]:
 
 def _part_of(client: HeadClient, part: float) -> HeadClient:
     """Return a client with a part of its groups, class by class, at least one."""
+    return client.take(_part_rows(client, part))
+
+
+def _part_rows(client: HeadClient, part: float) -> Tensor:
+    """Return which images ``_part_of`` keeps."""
     order = client.y.argsort(stable=True)
     groups = (torch.arange(len(client)) if client.groups is None else client.groups)[order]
     names = list(dict.fromkeys(groups.tolist()))
     step = 1 / part
     kept = {names[int(i * step)] for i in range(max(1, round(len(names) * part)))
             if int(i * step) < len(names)}
-    rows = torch.tensor([int(g) in kept for g in groups])
-    return client.take(order[rows].sort().values)
+    rows = torch.tensor([int(g) in kept for g in groups], dtype=torch.bool)
+    return order[rows].sort().values
