@@ -12,7 +12,7 @@ sys.path.insert(0, str(ROOT))  # mkdocs loads this file by its path
 
 from mkdocs.structure.files import File, Files  # noqa: E402
 
-from docs.site import commands, methods, notebooks  # noqa: E402
+from docs.site import cases, commands, methods, notebooks  # noqa: E402
 
 CONTRIBUTING = "contributing.md"
 WIDE = "results/"  # pages of wide tables: no list of contents beside them
@@ -21,6 +21,7 @@ ELSEWHERE = {
     "../CONTRIBUTING.md": CONTRIBUTING, "../trainers/": f"{methods.FOLDER}/index.md",
     "../fedvlm/cli/": commands.COMMANDS, "../fedvlm/config/": commands.KEYS,
 }
+TABLE = f"]({cases.FILE})", f"]({cases.PAGE.rpartition('/')[2]})"  # a spreadsheet, and its page
 # A section of the navigation -> the heading in it, and the folder, of its generated pages.
 GENERATED = {
     "Start": ("Notebooks", "notebooks/"), "Methods": ("Each method", f"{methods.FOLDER}/"),
@@ -31,7 +32,7 @@ _made: dict[str, str] = {}
 def on_config(config: Any) -> Any:
     """Generate the pages, and add methods and notebooks to the navigation."""
     _made.clear()
-    _made.update(methods.pages() | commands.pages() | notebooks.pages())
+    _made.update(methods.pages() | commands.pages() | notebooks.pages() | cases.pages())
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     _made[CONTRIBUTING] = text.replace("](docs/", "](")
     for part in config.nav:
@@ -57,4 +58,5 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     up = "../" * page.file.src_uri.count("/")
     for here, there in ELSEWHERE.items():
         markdown = markdown.replace(f"]({up}{here}", f"]({up}{there}")
+    markdown = markdown.replace(*TABLE)
     return re.sub(r"<!-- (?:not run|setup).*?-->\n", "", markdown, flags=re.DOTALL)

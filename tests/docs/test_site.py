@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from docs.site import commands, methods, notebooks
+from docs.site import cases, commands, methods, notebooks
 from fedvlm.cli.verbs import verbs
 from fedvlm.config.keys import default_schema
 from fedvlm.federation.cards import trainer_files
@@ -48,6 +48,22 @@ def test_every_verb_and_every_key_is_on_its_page() -> None:
     assert {line.split("`")[1] for line in lines if line.startswith("| `")} == used
 
 
+def test_every_published_case_is_a_row_of_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cases, "repository", lambda: tmp_path)
+    assert cases.pages() == {}
+    folder = tmp_path / "docs/results"
+    folder.mkdir(parents=True)
+    names = list(cases.HEAD)
+    (folder / cases.FILE).write_text(
+        f"{','.join(names)},sd\n" + f"{','.join(['a|b', *names[1:]])},1.0\n" * 2, encoding="utf-8")
+    lines = cases.pages()[cases.PAGE].splitlines()
+    table = [line for line in lines if line.startswith("|")]
+    assert len(table) == 2 + 2 and "a\\|b" in table[2]
+    assert all(line.replace("\\|", "").count("|") == len(names) + 1 for line in table)
+
+
 @pytest.mark.skipif(not importlib.util.find_spec("mkdocs"), reason="pip install 'fedvlm[docs]'")
 def test_pages_of_results_have_the_whole_width() -> None:
     """A list of contents beside wide tables cuts them off at the right."""
@@ -56,11 +72,11 @@ from types import SimpleNamespace
 from docs.site import hooks
 for path in ("results/with_what.md", "results/map/methods.md", "tables.md"):
     page = SimpleNamespace(file=SimpleNamespace(src_uri=path), meta={})
-    print(hooks.on_page_markdown("text", page), page.meta.get("hide"))
+    print(hooks.on_page_markdown("[text](cases.csv)", page), page.meta.get("hide"))
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True,
                           text=True, check=True)
-    assert done.stdout.splitlines() == ["text ['toc']", "text ['toc']", "text None"]
+    assert done.stdout.splitlines() == ["[text](cases.md) ['toc']"] * 2 + ["[text](cases.md) None"]
 
 
 def test_notebooks_are_kept_clean() -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from statistics import stdev
 from typing import Any
 
 from evidence.results.claims import deal_of, place_of, seeds_of
@@ -160,6 +161,61 @@ def groups(
         title = f"{words}{NOT_TUNED}" if run.digest in untuned else words
         by_parts.setdefault(title, []).append(run)
     return by_parts
+
+
+def case_rows(
+    lane: Lane, cards: Callable[[str], str], untuned: Collection[str] = ()
+) -> list[dict[str, Any]]:
+    """Return a row for each method, what it trains and data set: means over seeds (``CASE``).
+
+    Args:
+        untuned: as of ``groups``.
+    """
+    rows = []
+    for title, runs in groups(lane, cards, untuned).items():
+        cells: dict[tuple[Any, ...], list[FinishedRun]] = {}
+        for run in runs:
+            cells.setdefault((run.method, place_of(run)), []).append(run)
+        for (method, (dataset, shots, subsample)), each in cells.items():
+            values = [one for run in each if (one := run.value("personal")) is not None]
+            rows.append({
+                "setting": lane.name, "set": dataset_name(dataset), "classes": subsample,
+                "shots": "all" if shots == -1 else shots, "trained": title.removesuffix(NOT_TUNED),
+                "tuned": "" if title == OWN else "no" if title.endswith(NOT_TUNED) else "yes",
+                "method": bare(method), "seeds": len({seeds_of(run) for run in each}),
+                "personal": _told(values), "sd": _told([stdev(values)]) if values[1:] else "",
+                **{name: _told([one for run in each if (one := read(run)) is not None])
+                   for name, read in _OF_RUN.items()}})
+    return rows
+
+
+def _told(values: Sequence[float]) -> str:
+    """Return the mean as a table shows it; empty of none."""
+    return f"{mean(list(values)):.2f}" if values else ""
+
+
+def _answer(run: FinishedRun, *names: str) -> float | None:
+    """Return a number of what a run says of federation."""
+    found: Any = run.section(ANSWER)
+    for name in names:
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return as_float(found)
+
+
+# Column of ``case_rows`` -> its number in a run.
+_OF_RUN: Mapping[str, Callable[[FinishedRun], float | None]] = {
+    "gain": lambda run: _answer(run, "points"),
+    "alone": lambda run: _answer(run, "alone", "personal"),
+    "pooled": lambda run: _answer(run, "pooled", "personal"),
+    "balanced": lambda run: run.value("personal_balanced"),
+    "worst": lambda run: run.value("personal_worst"),
+    "new": lambda run: run.value("new"),
+    "MB": lambda run: None if (sent := as_float(run.totals().get("bytes_up"))) is None
+    else sent / 1e6,
+    "seconds": lambda run: run.seconds,
+}
+CASE = ("setting", "set", "classes", "shots", "trained", "tuned", "method", "seeds", "personal",
+        "sd", *_OF_RUN)
 
 
 def ranked(title: str) -> bool:

@@ -6,6 +6,7 @@ No number of the page is written by hand: what stands in the template is words.
 from __future__ import annotations
 
 import csv
+import io
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +29,9 @@ from evidence.results.claims import (
     unmeasured,
 )
 from evidence.results.lanes import (
+    CASE,
     Lane,
+    case_rows,
     former_defaults,
     groups,
     protocol_rows,
@@ -65,6 +68,7 @@ FIGURES, TABLES, SETTINGS = "figures", "tables", "settings"
 FIRST = "README.md"  # its place on the site
 PAGES = (FIRST, "should_we_federate.md", "with_what.md", "wins.md", "at_our_place.md",
          "what_we_take_home.md", "claims.md", "tuning.md", "tuned_values.md")
+CASES = "cases.csv"  # every method on every set of every setting; the site filters it
 NARROW = "map-all-narrow.png"  # the map for a telephone
 MAP = "map"  # folder of map.png, map.csv and perhaps words, made elsewhere; shown where it is
 COSTS = "dirichlet"  # the setting whose costs are shown
@@ -150,6 +154,8 @@ def write_page(sources: Sources, into: Path, name: str = FIRST) -> list[Path]:
     sections = [_section(sources, lane, into, untuned) for lane in sources.lanes if lane.runs]
     entries = bibliography(list({p.key: p for p in sources.papers.values() if p.key}.values()))
     files.write_text(into / TABLES / "results.bib", entries)
+    files.write_text(into / CASES, _csv(
+        [row for lane in sources.lanes for row in case_rows(lane, sources.cards, untuned)]))
     facts = _facts(sources, sections, every, untuned, into)
     for page in PAGES:
         _write(into / (name if page == FIRST else page), page, facts)
@@ -159,6 +165,15 @@ def write_page(sources: Sources, into: Path, name: str = FIRST) -> list[Path]:
             "section": section, "former": former_defaults(section.lane.runs),
             "curve": curve if section.lane.name == "few-shot" else ""})
     return [into / name, into / SETTINGS, into / TABLES, into / FIGURES]
+
+
+def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return a table of all cases (``lanes.case_rows``) as CSV."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, CASE, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
 
 
 def _write(path: Path, template: str, facts: Mapping[str, Any]) -> None:

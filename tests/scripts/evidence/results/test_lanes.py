@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from evidence.results import plans
-from evidence.results.lanes import share_baselines
+from evidence.results.lanes import CASE, NOT_TUNED, Lane, case_rows, share_baselines
 from evidence.results.plans import read_lanes
 from fedvlm.report.collect import Collected
 from fedvlm.runs.bits import BITS
@@ -77,3 +77,26 @@ def test_the_published_lanes_share_them(
     first, second = read_lanes([tmp_path / f"{name}{ENDING}" for name in found], tmp_path)
     assert (first.name, second.name) == ("a", "b")
     assert first.runs[0].section("gain")["reference"] == "logreg_names"
+
+
+def test_every_case_is_a_mean_over_seeds_by_hand() -> None:
+    """By what is trained and whether it is tuned; what a run lacks is empty."""
+    def made(personal: float, seed: int, digest: str = "", method: str = "FedAvg") -> FinishedRun:
+        one = run(personal, {"logreg": 50.0}, seed=seed, data_seed=seed, trainer=method,
+                  peft="head", dataset="EuroSAT", shots=4, subsample="all")
+        one.results["answer"] |= {"points": personal - 50, "alone": {"personal": 50.0}}
+        one.results["last"] |= {"personal_balanced": 30.0}
+        return FinishedRun(one.path, one.protocol, one.results, {
+            "seconds_this_session": 2.0, "totals": {"bytes_up": 3_000_000}}, digest)
+
+    runs = [made(60.0, 1), made(70.0, 2), made(40.0, 1, "plain", "Ditto")]
+    rows = case_rows(Lane("disjoint", Collected(runs)), lambda name: "", {"plain"})
+    assert [list(row) for row in rows] == [list(CASE)] * 2
+    first, second = rows
+    assert first | {"sd": "7.07", "new": "", "pooled": "", "worst": ""} == first == {
+        "setting": "disjoint", "set": "EuroSAT", "classes": "all", "shots": 4,
+        "trained": "linear head", "tuned": "yes", "method": "FedAvg", "seeds": 2,
+        "personal": "65.00", "sd": "7.07", "gain": "15.00", "alone": "50.00", "pooled": "",
+        "balanced": "30.00", "worst": "", "new": "", "MB": "3.00", "seconds": "2.00"}
+    assert (second["tuned"], second["sd"], second["personal"]) == ("no", "", "40.00")
+    assert NOT_TUNED not in second["trained"]
