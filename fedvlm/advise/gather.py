@@ -16,6 +16,7 @@ from fedvlm.config.engines import of_parties
 from fedvlm.core.errors import ConfigError, DataError
 from fedvlm.core.progress import Progress
 from fedvlm.core.trees import in_double
+from fedvlm.data.datasets import untested_words
 from fedvlm.data.datum import IntArray, refuse_client_texts, refuse_targets
 from fedvlm.data.federated import FederatedData, build_federation
 from fedvlm.data.images import ImageLoader
@@ -110,7 +111,8 @@ def gather_clients(cfg: CfgNode, progress: Progress | None = None) -> Gathered:
     every = np.unique(np.concatenate(own))
     if len(every) < 2:
         raise DataError(f"{data.name}: there are fewer than two training images")
-    notes: list[str] = []
+    notes = [f"in the run that is proposed, {words}" for words in [
+        untested_words(data.untested, data.client_names)] if words]
     rows = features_of(
         cfg, backbone, loader, progress, Throughput(), notes, every.tolist(), None
     )

@@ -136,6 +136,22 @@ def test_hospitals_that_are_folders_have_their_names(
     assert [c["client"] for c in found["clients"]] == ["Bern", "Graz"]  # type: ignore[attr-defined]
 
 
+def test_a_hospital_without_a_test_image_hears_that_its_run_will_not_tell(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+) -> None:
+    lines = []
+    for town in ("Bern", "Graz"):
+        shutil.copytree(photos / "train", tmp_path / town)
+        for at, path in enumerate(sorted((tmp_path / town).rglob("*.png"))):
+            split = "test" if town == "Bern" and at % 5 == 0 else "train"
+            lines.append(f"{path.relative_to(tmp_path)},{path.parent.name},{split},{town}")
+    (tmp_path / "list.csv").write_text("\n".join(["path,label,split,town", *lines]) + "\n")
+    words = ["--images", str(tmp_path / "list.csv"), "--clients-by", "town"]
+    assert cli.main(["advise", *words, *SMALL]) == 0
+    assert ("note: in the run that is proposed, client 1 (Graz) has no test image: it is in no "
+            "accuracy") in capsys.readouterr().err
+
+
 def test_a_seed_that_deals_the_clients_stays_in_the_command() -> None:
     args = VERB.parser().parse_args(["--demo", "--seeds", "4", "--trainer", "AFL"])
     assert VERB.module().words_of_run(args) == "fedvlm run --demo --seeds 4"
