@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from yacs.config import CfgNode
 
 from fedvlm.api.evaluate import bare_notes, files_or_arrays, labels_known, read_own, same_classes
 from fedvlm.api.model import Model
@@ -24,8 +25,8 @@ from fedvlm.core.trees import Tree, unstack
 from fedvlm.data.columns.label_sets import label_name
 from fedvlm.data.datum import Datum, labels_of, refuse_targets
 from fedvlm.data.federated import number_sets
-from fedvlm.data.image_records import ImageRecords
-from fedvlm.data.images import ImageLoader
+from fedvlm.data.image_records import ImageRecords, records_of
+from fedvlm.data.images import ImageLoader, find_broken, say_broken
 from fedvlm.data.own.add import LABELS, OwnSet
 from fedvlm.evaluation.label_rows import fix, set_row
 from fedvlm.evaluation.metrics import accuracy
@@ -77,10 +78,11 @@ def adapt(
     refuse_targets("fedvlm adapt", captions=base.cfg.DATASET.CAPTIONS)
     asked = labels or str(base.cfg.DATASET.LABELS)
     own = read_own(images, asked, columns)
-    parts, table = own.data.parts, _table(model, own)
-    if not parts["train"]:
+    table = _table(model, own)
+    if not own.data.train_x:
         raise DataError(f"{own.data.name} has no training images to adapt to: its split column "
                         "names no line 'train'; without that column all images train")
+    parts, broken = _decodable(own, base.cfg)
     samples = [_renumbered(d, table) for part in parts.values() for d in part]
     refuse_made(map(ImageRecords(None).content_key, samples), model.backbone)
     edges = np.cumsum([0, *(len(part) for part in parts.values())])
@@ -89,7 +91,7 @@ def adapt(
     state = FedState(federation.plan.rounds, base.state.server)
     rows = _personal(base, federation, state)
     params, shared = unstack(rows, 1)[0], unstack(federation.shared(state), 1)[0]
-    notes = [own.sentence, *own.decided]
+    notes = [own.sentence, *own.decided, *broken]
     if len(split.train) == len(samples):
         notes.append(f"there is no test part: all {len(samples)} images are training images")
     notes += bare_notes(len(own.data.unlabelled))
@@ -111,6 +113,22 @@ def adapt(
         Model(federation.trainer, model, shared, "global"), adapted, samples, split)
     facts = replace(facts, metrics=metrics, images=len(split.test) if metrics else 0)
     return Model(federation.trainer, model, params, "a new client", facts), [*notes, *said]
+
+
+def _decodable(own: OwnSet, cfg: CfgNode) -> tuple[dict[str, list[Datum]], list[str]]:
+    """Return each part's images that decode, and a note that names the others, as a run does.
+
+    Raises:
+        DataError: no training image does, or some do not under ``refuse`` (DATASET.ON_CORRUPT).
+    """
+    data = own.data
+    places, lines = find_broken(data.parts, records_of(data.all(), cfg))
+    notes = say_broken(data.name, lines, cfg.DATASET.ON_CORRUPT)
+    parts = {part: [one for i, one in enumerate(items) if i not in set(places[part])]
+             for part, items in data.parts.items()}
+    if not parts["train"]:
+        raise DataError(f"{data.name}: {notes[0]}: there is no other training image")
+    return parts, notes
 
 
 def _table(model: VLModel, own: OwnSet) -> list[int]:

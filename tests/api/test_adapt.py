@@ -61,6 +61,24 @@ def test_fine_tuning_learns_from_the_folder_only(quick_run: Path, tmp_path: Path
     assert {p: p.read_bytes() for p in place.rglob("*") if p.is_file()} == before
 
 
+def test_images_that_do_not_decode_are_left_out_by_name(quick_run: Path, tmp_path: Path):
+    """As a run does: one damaged file is no reason to stop, and none is lost without a word."""
+    place = jobs.folder(quick_run)
+    folder = photos(tmp_path / "photos", place, parts=True)
+    model, _ = adapt(place, folder, epochs=2)
+    for part in ("train", "test"):
+        (next((folder / part).iterdir()) / "a_broken.png").write_bytes(b"not an image")
+    again, notes = adapt(place, folder, epochs=2)
+    (said,) = (note for note in notes if "do not decode and are left out" in note)
+    assert said.startswith("2 image(s)") and "a_broken.png" in said
+    image = torch.rand(3, 40, 40, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(model.predict(image).logits, again.predict(image).logits)
+    for path in (folder / "train").rglob("*.png"):
+        path.write_bytes(b"not an image")
+    with pytest.raises(DataError, match="there is no other training image"):
+        adapt(place, folder, epochs=2)
+
+
 @pytest.mark.usefixtures("few_images")
 def test_thorki_trains_a_gate_for_the_new_client(tmp_path: Path):
     steps = ("--opts", "TRAINER.THORKI.FUSION_STEPS", "10")
