@@ -176,7 +176,7 @@ def searched_again(record: Mapping[str, Any], again: Mapping[str, Any]) -> str:
              if str(new["label"]) not in taken}
     most = max(gains, key=lambda label: gains[label], default="")
     words = [f"{len(pairs)} entries were searched again in the wider ranges, with as many trials "
-             "once more."]
+             "again."]
     if taken:
         words.append(f"{', '.join(taken)} reached more and {'has' if len(taken) == 1 else 'have'} "
                      "the values of that search.")
