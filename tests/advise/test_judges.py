@@ -19,7 +19,7 @@ from fedvlm.advise import trial as t
 from fedvlm.advise.folds import fold_count
 from fedvlm.advise.gather import Gathered, _dealt
 from fedvlm.advise.judges import Dealt, Judges, all_judges, own_judges
-from fedvlm.advise.verdict import RETRAINED, _gain, conclude
+from fedvlm.advise.verdict import RETRAINED, _gain, _own_gain, conclude
 from fedvlm.data.partition.spec import PartitionSpec
 from fedvlm.evaluation.references import heads, logistic
 from tests.advise.fakes import made_up
@@ -50,7 +50,6 @@ def test_own_images_are_judged_as_means_over_groups_by_hand() -> None:
     assert one.mean(right) == pytest.approx((1 / 2 + 1 + 0) / 3)
     assert one.balanced(right, 3) == pytest.approx((1 / 2 + 1 / 2) / 2)  # the third has no image
     groups = np.array([1 / 2, 1, 0])
-    assert one.spread(right) == pytest.approx(groups.var())
     ids, errors = one.errors(right)
     assert ids.tolist() == [5, 6, 7]
     assert float(errors.square().sum()) == pytest.approx(groups.var(ddof=1) / 3)
@@ -59,6 +58,26 @@ def test_own_images_are_judged_as_means_over_groups_by_hand() -> None:
 def test_one_group_alone_tells_no_spread() -> None:
     (one,) = own_judges([_client([0, 0], [5, 5])])
     assert one.errors(torch.tensor([1.0, 0], dtype=torch.float64))[1].tolist() == [0]
+
+
+def test_images_alone_in_their_class_differ_from_the_mean_of_all() -> None:
+    """As two clients with one image a class have them: no spread within is not no doubt."""
+    y = torch.tensor([0, 0, 1, 2])
+    w = torch.tensor([0.2, 0.2, 0.3, 0.3], dtype=torch.float64)
+    one = Judges(y, w, torch.arange(4), y)
+    _, errors = one.errors(torch.tensor([1.0, 0, 1, 0], dtype=torch.float64))  # mean 1/2
+    assert errors.abs().tolist() == pytest.approx([0.1 * 2**0.5, 0.1 * 2**0.5, 0.15, 0.15])
+
+
+def test_intervals_of_a_client_by_hand() -> None:
+    """By its own images, a gain and a loss added; by class, what varies is within classes."""
+    right = torch.tensor([1.0, 0, 1, 0], dtype=torch.float64)
+    (own,) = own_judges([_client([0, 0, 1, 1], [1, 2, 3, 4])])
+    _, margin = _own_gain(own, right)
+    assert margin == pytest.approx(196 * math.sqrt(RETRAINED * (4 * 0.25 + 2) / 5 / 6))
+    split = replace(own, strata=torch.tensor([0, 1, 0, 1]))
+    _, none = _own_gain(split, right)
+    assert none == pytest.approx(196 * math.sqrt(RETRAINED * 2 / 5 / 6))
 
 
 def test_an_image_that_judges_two_clients_errs_at_both() -> None:
