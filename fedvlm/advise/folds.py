@@ -31,17 +31,22 @@ def fold_count(groups: int) -> int:
 def deal_folds(
     groups: Sequence[IntArray], labels: Sequence[IntArray], count: int
 ) -> list[IntArray]:
-    """Return the fold of each image of each client, class by class in turn.
+    """Return the fold of each image of each client, class by class in turn; none is empty.
+
+    Clients begin at folds that are far apart: where all have the same classes, what one fold holds
+    out of a class would else be at all of them, and be most of it or all.
 
     Args:
         groups: numbers of each client's images' groups; the same number is the same group.
         labels: of the same images.
     """
     fold: dict[int, int] = {}
-    for own, classes in zip(groups, labels, strict=True):
-        for at in np.argsort(classes, kind="stable"):
-            fold.setdefault(int(own[at]), len(fold) % count)
-    return [np.array([fold[int(g)] for g in own], dtype=np.int64) for own in groups]
+    for k, (own, classes) in enumerate(zip(groups, labels, strict=True)):
+        order = np.argsort(classes, kind="stable")
+        new = [g for g in dict.fromkeys(own[order].tolist()) if g not in fold]
+        fold |= {g: (k * count // len(groups) + i) % count for i, g in enumerate(new)}
+    number = {f: i for i, f in enumerate(sorted(set(fold.values())))}
+    return [np.array([number[fold[int(g)]] for g in own], dtype=np.int64) for own in groups]
 
 
 def twin_share(x: Tensor, y: Tensor, groups: IntArray) -> float:

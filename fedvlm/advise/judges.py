@@ -68,25 +68,19 @@ class Judges:
         total, size = _sums(self.y, torch.stack([self.w * values, self.w]), classes)
         return float((total[size > 0] / size[size > 0]).mean())
 
-    def spread(self, values: Tensor) -> float:
-        """Return the variance of groups' values within strata, as weighed."""
-        return float((self._pulls(values).square() / self._groups[2]).sum())
-
     def errors(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Return numbers of groups, and what each adds to the error of the mean of values.
 
-        The variance of the mean is the sum of their squares.
+        The variance of the mean is the sum of their squares. A group that is alone in its stratum
+        has no other to differ from; its distance is that from the mean of all.
         """
-        ids, _, _, strata = self._groups
-        n = strata.bincount()[strata].double()
-        return ids, self._pulls(values) * torch.where(n > 1, n / (n - 1), 0.0).sqrt()
-
-    def _pulls(self, values: Tensor) -> Tensor:
-        """Return the weight of each group times its distance from the mean of its stratum."""
+        ids, at, _, strata = self._groups
         total, size = _sums(self.strata, torch.stack([self.w * values, self.w]))
-        ids, at, _, _ = self._groups
-        return _sums(at, (self.w * (values - (total / size)[self.strata])).unsqueeze(0),
-                     len(ids))[0]
+        n = strata.bincount(minlength=len(size))
+        means = torch.where(n > 1, total / size, self.mean(values))
+        pulls = _sums(at, (self.w * (values - means[self.strata])).unsqueeze(0), len(ids))[0]
+        of = n[strata].double()
+        return ids, pulls * torch.where(of > 1, of / (of - 1), 1.0).sqrt()
 
     @cached_property
     def _groups(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -99,7 +99,8 @@ class AdvicePage:
             f"Verdict: {advice.verdict}: {advice.why}. {_size(advice)}.",
             *([f"{meaning[0].upper()}{meaning[1:]}."] if (meaning := self.meaning()) else []),
             *(text if text.endswith(".") else f"{text}." for text in (
-                *leaning_lines(advice, self.fewer), _clients(advice, names),
+                *leaning_lines(advice, self.fewer, own_size(advice, self.trial)),
+                _clients(advice, names),
                 *_largest(advice, images, names), *_needed(advice, images, names),
                 *_need_unknown(advice), *_rare(advice, self.classnames), names_sentence(advice))),
             *end_lines(advice.verdict, self.command, self.cost, self.alone, _rare_classes(
@@ -152,8 +153,19 @@ class AdvicePage:
             {"check": meaning} if (meaning := self.meaning()) else {})
 
 
-def leaning_lines(advice: Advice, fewer: int = 0) -> list[str]:
-    """Return which way an open verdict points, and what would settle it; see ``AdvicePage``."""
+def own_size(advice: Advice, trial: CrossValidation | LabelTrial) -> float:
+    """Return what all clients have together to be judged by, others' images not counted."""
+    if isinstance(trial, LabelTrial):
+        return sum(advice.sizes)
+    return min(sum(advice.sizes), sum(c.size for c in trial.clients))
+
+
+def leaning_lines(advice: Advice, fewer: int = 0, size: float = 0.0) -> list[str]:
+    """Return which way an open verdict points, and what would settle it; see ``AdvicePage``.
+
+    Args:
+        size: of all clients together (``own_size``).
+    """
     if not advice.lacks:
         return []
     low, high = advice.points - advice.margin, advice.points + advice.margin
@@ -164,7 +176,7 @@ def leaning_lines(advice: Advice, fewer: int = 0) -> list[str]:
                     f"{SMALL:.0f} points",
         None: "This points neither way",
     }[advice.leaning]
-    return [way + fewer_words(fewer, sum(advice.sizes), advice.unit)]
+    return [way + fewer_words(fewer, size, advice.unit)]
 
 
 def fewer_words(fewer: int, size: float, unit: str = IMAGES) -> str:

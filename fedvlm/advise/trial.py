@@ -248,20 +248,23 @@ class _Work:
     def fit_together(self, f: int) -> None:
         """Train what clients share without fold f, and answer its images."""
         there, train = self.training(self.unit, f)
-        held = [(self.folds[k] == f).nonzero().flatten() for k in there]
+        # An image that is all of its client judges others, so shared heads answer it, too.
+        asked = there if self.others is None else range(len(self.unit))
+        held = [(self.folds[k] == f).nonzero().flatten() for k in asked]
         scale = heads.common_scale(train)
         self.shared.append(heads.shared_heads(train, self.classes, scale, self.grid))
         if self.named is not None:
             every = HeadClient(torch.cat([c.x for c in train]), torch.cat([c.y for c in train]),
                                times=torch.cat([c.w for c in train]))
             self.shared[-1] += heads.personal_heads([every], self.named, scale, NAMES_GRID)
-        self._answer(FEDAVG, self.shared[-1], there, held, self.unit)
+        self._answer(FEDAVG, self.shared[-1], asked, held, self.unit)
         total = reduce(add, (Sums.of(c, self.classes) for c in self.training(self.raw, f)[1]))
         ridges = heads.ridge_heads(total, RIDGES)
-        self._answer(AFL, ridges, there, held, self.raw)
+        self._answer(AFL, ridges, asked, held, self.raw)
         shares = torch.stack([c.shares(self.classes, SMOOTH) for c in train])
         ridge = heads.ridge_head(total)  # as the run chooses it
         prior = [heads.add_shares(ridge, shares, t) for t in TEMPERS]
+        held = [(self.folds[k] == f).nonzero().flatten() for k in there]
         self._answer(AFL_PRIOR, prior, there, held, self.raw)
         if self.others is not None:
             self.others.answer(AFL_PRIOR, prior, there, f, raw=True)

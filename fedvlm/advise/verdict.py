@@ -243,7 +243,8 @@ def _own_gain(judges: Judges, apart: Tensor) -> tuple[float, float]:
         apart: differences of right answers of its judges ``[n]``.
     """
     n = judges.size
-    spread = 100.0**2 * (n * judges.spread(apart) + 2)
+    variance = float(judges.errors(apart)[1].square().sum())
+    spread = 100.0**2 * (n * (n - 1) * variance + 2)
     return 100 * judges.mean(apart), NORMAL * math.sqrt(
         RETRAINED * spread / (n + 1) / (n + 2))
 

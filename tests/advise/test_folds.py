@@ -27,6 +27,18 @@ def test_a_class_is_dealt_evenly() -> None:
         assert np.bincount(folds[labels == c], minlength=4).tolist() == [2, 2, 2, 2]
 
 
+def test_a_class_of_alike_clients_is_not_in_one_fold() -> None:
+    """One image of each of 20 classes at 5 clients, 20 folds: none holds a whole class out."""
+    groups = [np.arange(20) + 20 * k for k in range(5)]
+    folds = deal_folds(groups, [np.arange(20)] * 5, 20)
+    for own in folds:
+        assert sorted(own.tolist()) == list(range(20))
+    for c in range(20):
+        assert len({int(own[c]) for own in folds}) == 5
+    few = deal_folds([np.arange(2), np.arange(2, 4)], [np.arange(2)] * 2, 20)
+    assert np.concatenate(few).tolist() == [0, 1, 2, 3]  # no fold is empty
+
+
 def test_few_images_are_dealt_to_more_folds() -> None:
     assert [fold_count(n) for n in (20, 500, 2_000, 50_000)] == [20, 20, 10, 5]
 

@@ -19,7 +19,8 @@ from fedvlm.advise import trial as t
 from fedvlm.advise.folds import fold_count
 from fedvlm.advise.gather import Gathered, _dealt
 from fedvlm.advise.judges import Dealt, Judges, all_judges, own_judges
-from fedvlm.advise.verdict import RETRAINED, _gain, conclude
+from fedvlm.advise.page import own_size
+from fedvlm.advise.verdict import RETRAINED, _gain, _own_gain, conclude
 from fedvlm.data.partition.spec import PartitionSpec
 from fedvlm.evaluation.references import heads, logistic
 from tests.advise.fakes import made_up
@@ -50,7 +51,6 @@ def test_own_images_are_judged_as_means_over_groups_by_hand() -> None:
     assert one.mean(right) == pytest.approx((1 / 2 + 1 + 0) / 3)
     assert one.balanced(right, 3) == pytest.approx((1 / 2 + 1 / 2) / 2)  # the third has no image
     groups = np.array([1 / 2, 1, 0])
-    assert one.spread(right) == pytest.approx(groups.var())
     ids, errors = one.errors(right)
     assert ids.tolist() == [5, 6, 7]
     assert float(errors.square().sum()) == pytest.approx(groups.var(ddof=1) / 3)
@@ -59,6 +59,26 @@ def test_own_images_are_judged_as_means_over_groups_by_hand() -> None:
 def test_one_group_alone_tells_no_spread() -> None:
     (one,) = own_judges([_client([0, 0], [5, 5])])
     assert one.errors(torch.tensor([1.0, 0], dtype=torch.float64))[1].tolist() == [0]
+
+
+def test_images_alone_in_their_class_differ_from_the_mean_of_all() -> None:
+    """As two clients with one image a class have them: no spread within is not no doubt."""
+    y = torch.tensor([0, 0, 1, 2])
+    w = torch.tensor([0.2, 0.2, 0.3, 0.3], dtype=torch.float64)
+    one = Judges(y, w, torch.arange(4), y)
+    _, errors = one.errors(torch.tensor([1.0, 0, 1, 0], dtype=torch.float64))  # mean 1/2
+    assert errors.abs().tolist() == pytest.approx([0.1 * 2**0.5, 0.1 * 2**0.5, 0.15, 0.15])
+
+
+def test_intervals_of_a_client_by_hand() -> None:
+    """By its own images, a gain and a loss added; by class, what varies is within classes."""
+    right = torch.tensor([1.0, 0, 1, 0], dtype=torch.float64)
+    (own,) = own_judges([_client([0, 0, 1, 1], [1, 2, 3, 4])])
+    _, margin = _own_gain(own, right)
+    assert margin == pytest.approx(196 * math.sqrt(RETRAINED * (4 * 0.25 + 2) / 5 / 6))
+    split = replace(own, strata=torch.tensor([0, 1, 0, 1]))
+    _, none = _own_gain(split, right)
+    assert none == pytest.approx(196 * math.sqrt(RETRAINED * 2 / 5 / 6))
 
 
 def test_an_image_that_judges_two_clients_errs_at_both() -> None:
@@ -197,6 +217,22 @@ def test_what_is_said_of_others_images_equals_a_plain_loop(
         assert torch.equal(right[away], wanted)
 
 
+def test_an_image_that_is_all_of_its_client_is_answered_together() -> None:
+    """It judges others; no client has another to train on while it is held out."""
+    found = made_up([[0, 1]] * 6, 12, spread=0.3)
+    keep = [slice(None)] * 2 + [slice(k % 2, k % 2 + 1) for k in range(4)]
+    every = found.features, found.labels, found.trains, found.groups
+    features, labels, trains, groups = (
+        [x[at] for x, at in zip(one, keep, strict=True)] for one in every)
+    counts = np.stack([np.bincount(y, minlength=2) for y in labels])
+    trial = t.try_heads(replace(
+        found, features=features, labels=labels, trains=trains, groups=groups,
+        dealt=Dealt(counts / counts.sum(1, keepdims=True), [""] * 6)))
+    for name in (t.AFL, t.FEDAVG, t.AFL_PRIOR, t.DITTO):
+        judged = trial.judges[0].groups >= 24
+        assert judged.sum() == 4 and trial.reached[name][0][judged].all(), name
+
+
 def test_the_l2_of_a_client_alone_is_that_of_its_validation_images(few: Gathered) -> None:
     """As in a run (``evaluation.references.logistic``)."""
     trains = [torch.arange(30) % 3 > 0 for _ in range(6)]
@@ -278,3 +314,15 @@ def test_only_simulated_clients_are_judged_by_others(kind: str, dealt: bool) -> 
         return
     assert found.shares.tolist() == [[1 / 3, 2 / 3], [1 / 2, 1 / 2]]  # without tests: as trained
     assert found.kin == (["a", "b"] if kind == "domain_dirichlet" else ["", ""])
+
+
+def test_fewer_clients_share_what_all_have_not_what_judges_them() -> None:
+    """Images that judge two clients are not two."""
+    clients = [_client([0, 0], [0, 1]), _client([0, 0], [2, 3])]
+    trial: Any = SimpleNamespace(clients=clients)
+    assert own_size(_sized(20.0, 20.0), trial) == 4
+    assert own_size(_sized(1.0, 2.0), trial) == 3
+
+
+def _sized(*sizes: float) -> Any:
+    return SimpleNamespace(sizes=sizes)
