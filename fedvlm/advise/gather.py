@@ -155,7 +155,7 @@ def _dealt(data: FederatedData, there: Sequence[int]) -> Dealt | None:
     clients = [data.clients[k] for k in there]
     counts = np.stack([np.bincount(data.labels[c.test if len(c.test) else c.train],
                                    minlength=len(data.classnames)) for c in clients])
-    return Dealt(counts / counts.sum(1, keepdims=True), [
+    return Dealt(counts / counts.sum(1, keepdims=True).clip(min=1), [
         c.domain if kind == IN_DOMAINS else "" for c in clients])
 
 

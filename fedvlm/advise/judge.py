@@ -14,7 +14,7 @@ from yacs.config import CfgNode
 from fedvlm.advise.few import lone_page, unjudged_page
 from fedvlm.advise.folds import NothingToJudge, twin_share
 from fedvlm.advise.gather import SIMULATED, Gathered, gather_clients
-from fedvlm.advise.page import AdvicePage, alone_flags, cost_line, own_size
+from fedvlm.advise.page import AdvicePage, alone_flags, cost_line
 from fedvlm.advise.sets import FEW, LabelTrial, try_labels
 from fedvlm.advise.trial import CrossValidation, try_heads
 from fedvlm.advise.verdict import ENOUGH, LACKS_EACH, Advice, conclude, conclude_labels
@@ -78,7 +78,7 @@ def judge_clients(cfg: CfgNode, words: str, progress: Progress | None = None) ->
     alone = f"{words} {own}" if own else ""
     page = AdvicePage(
         advice, trial, images, names, command, cost, found.classnames, alone,
-        _fewer(cfg, found, own_size(advice, trial)) if advice.lacks == LACKS_EACH else 0)
+        _fewer(cfg, found, advice.own_size) if advice.lacks == LACKS_EACH else 0)
     lines, few = page.lines(), _too_few(found, trial.ids)
     lines[1:1] = [f"Not judged: {_one_image(found, few)}"] if few else []
     lines[1:1] = [f"Not judged: {len(found.bare)} client(s) with only images without a label "

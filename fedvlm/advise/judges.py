@@ -107,15 +107,13 @@ def own_judges(clients: Sequence[HeadClient]) -> list[Judges]:
 
 
 def all_judges(
-    clients: Sequence[HeadClient], trains: Sequence[Tensor], dealt: Dealt
+    clients: Sequence[HeadClient], dealt: Dealt
 ) -> tuple[list[Judges], list[Tensor]]:
     """Return clients that are judged by the images of all.
 
-    Others' images judge, unless one of their group trains the client. Of a class of which a client
-    has more images itself its own judge, held out.
-
-    Args:
-        trains: which of a client's images are for training ``[n]`` bool.
+    Others' images judge, unless the client has one of their group, to train on or to choose by. Of
+    a class of which a client has more images itself its own judge, held out. A client of whose
+    classes nobody has an image has no judges.
 
     Returns:
         The judges, and of each client their numbers among the images of all, one client after
@@ -129,9 +127,9 @@ def all_judges(
     pairs = WORK / (len(clients) * clients[0].x.shape[1] * classes)
     thin = torch.arange(len(y)) % max(1, math.ceil(len(y) / pairs)) == 0
     judges, rows = [], []
-    for k, trained in enumerate(trains):
+    for k, own_ids in enumerate(own_groups):
         mine = owner == k
-        free = thin & ~mine & ~torch.isin(groups, own_groups[k][trained])
+        free = thin & ~torch.isin(groups, own_ids)
         free &= torch.from_numpy(kin == kin[k])[owner]
         others, own = (_sizes(y, groups, some, classes) for some in (free, mine))
         at = torch.where((others >= own)[y], free, mine).nonzero().flatten()

@@ -60,9 +60,9 @@ class Others:
         for p, k in enumerate(there):
             some = (self.folds[self.rows[k]] == fold).nonzero().flatten()
             at = self.rows[k][some]
+            x, y = (self.raw if raw else self.unit)[at], self.labels[at]
             for i, setting in enumerate(settings):
-                logits = setting.one(p).logits((self.raw if raw else self.unit)[at])[0]
-                self.hits[name][k][i, some] = logits.argmax(1) == self.labels[at]
+                self.hits[name][k][i, some] = setting.one(p).logits(x)[0].argmax(1) == y
 
     def chosen(self, name: str, best: Sequence[int]) -> list[Tensor]:
         """Return what the settings say that are best, fold by fold."""

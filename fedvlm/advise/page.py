@@ -32,7 +32,7 @@ from fedvlm.runs.verify.answer import ACCURACY, baseline_name
 from fedvlm.runs.verify.meaning import meaning_words, shared_classes
 
 BESIDE = " (a baseline: no method runs it on sets of labels)"
-BY_ALL = ", by which each simulated client is judged in its own class shares"
+BY_ALL = "; each simulated client is judged by the images of all, in its own class shares"
 LISTED = 6  # clients that are named
 WIDE = 50.0  # points: half of an interval of which nothing is told
 RARE = 5.0  # points of class-balanced accuracy that are told
@@ -99,8 +99,7 @@ class AdvicePage:
             f"Verdict: {advice.verdict}: {advice.why}. {_size(advice)}.",
             *([f"{meaning[0].upper()}{meaning[1:]}."] if (meaning := self.meaning()) else []),
             *(text if text.endswith(".") else f"{text}." for text in (
-                *leaning_lines(advice, self.fewer, own_size(advice, self.trial)),
-                _clients(advice, names),
+                *leaning_lines(advice, self.fewer), _clients(advice, names),
                 *_largest(advice, images, names), *_needed(advice, images, names),
                 *_need_unknown(advice), *_rare(advice, self.classnames), names_sentence(advice))),
             *end_lines(advice.verdict, self.command, self.cost, self.alone, _rare_classes(
@@ -153,19 +152,8 @@ class AdvicePage:
             {"check": meaning} if (meaning := self.meaning()) else {})
 
 
-def own_size(advice: Advice, trial: CrossValidation | LabelTrial) -> float:
-    """Return what all clients have together to be judged by, others' images not counted."""
-    if isinstance(trial, LabelTrial):
-        return sum(advice.sizes)
-    return min(sum(advice.sizes), sum(c.size for c in trial.clients))
-
-
-def leaning_lines(advice: Advice, fewer: int = 0, size: float = 0.0) -> list[str]:
-    """Return which way an open verdict points, and what would settle it; see ``AdvicePage``.
-
-    Args:
-        size: of all clients together (``own_size``).
-    """
+def leaning_lines(advice: Advice, fewer: int = 0) -> list[str]:
+    """Return which way an open verdict points, and what would settle it; see ``AdvicePage``."""
     if not advice.lacks:
         return []
     low, high = advice.points - advice.margin, advice.points + advice.margin
@@ -176,7 +164,7 @@ def leaning_lines(advice: Advice, fewer: int = 0, size: float = 0.0) -> list[str
                     f"{SMALL:.0f} points",
         None: "This points neither way",
     }[advice.leaning]
-    return [way + fewer_words(fewer, size, advice.unit)]
+    return [way + fewer_words(fewer, advice.own_size, advice.unit)]
 
 
 def fewer_words(fewer: int, size: float, unit: str = IMAGES) -> str:

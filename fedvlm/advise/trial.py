@@ -130,7 +130,8 @@ def try_heads(
     count = int(torch.cat(folds).max()) + 1
     judges, others = own_judges(unit), None
     if found.dealt is not None:
-        judges, rows = all_judges(unit, found.trains, found.dealt)
+        judges, rows = all_judges(unit, found.dealt)
+        kept = [k for k in kept if len(judges[k].y)]
         told_groups = np.concatenate(found.groups) if found.grouped else None
         others = Others(unit, raw, folds, found.names, rows, told_groups)
     work = _Work(raw, unit, found.trains, folds, count, classes, found.names, found.anchor, others)

@@ -82,6 +82,7 @@ class Advice:
         lacks: ``LACKS`` or ``LACKS_EACH`` where nothing but the interval is in the way of a
             verdict; else empty.
         pooled_margin: half the 95 % interval of what ``pooled`` gains over ``alone``.
+        held: images (groups) that all clients have together.
     """
 
     verdict: str
@@ -105,6 +106,12 @@ class Advice:
     unit: str = IMAGES
     lacks: str = ""
     pooled_margin: float = math.inf
+    held: float = math.inf
+
+    @property
+    def own_size(self) -> float:
+        """What all clients together can be judged by, others' images not counted."""
+        return min(sum(self.sizes), self.held)
 
     @property
     def leaning(self) -> str | None:
@@ -156,6 +163,7 @@ def conclude(trial: CrossValidation, images: Sequence[int], twins: float = 0.0) 
         sides[NAMES].personal if NAMES in sides else None, twins, chance=100.0 / trial.classes,
         unit=unit, lacks=lacks,
         pooled_margin=_gain(trial, trial.reached[POOLED], own)[1],
+        held=sum(c.size for c in trial.clients),
     )
 
 

@@ -51,6 +51,8 @@ def simplest_way(
 ) -> str:
     """Return the first of ``TOGETHER`` that is neither clearly nor much below the best of them.
 
+    Less than ``CLEAR`` points are no reason for a costlier one, however sure they are.
+
     Args:
         reached: by way, in points.
         lead: of two ways how much the first is above the second, and half its 95 % interval.
@@ -58,7 +60,7 @@ def simplest_way(
     best = max(TOGETHER, key=lambda way: reached[way])
     for way in TOGETHER:
         points, margin = lead(best, way)
-        if points <= min(margin, SMALL):
+        if points <= min(max(margin, CLEAR), SMALL):
             return way
     return best
 

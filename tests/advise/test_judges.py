@@ -19,7 +19,6 @@ from fedvlm.advise import trial as t
 from fedvlm.advise.folds import fold_count
 from fedvlm.advise.gather import Gathered, _dealt
 from fedvlm.advise.judges import Dealt, Judges, all_judges, own_judges
-from fedvlm.advise.page import own_size
 from fedvlm.advise.verdict import RETRAINED, _gain, _own_gain, conclude
 from fedvlm.data.partition.spec import PartitionSpec
 from fedvlm.evaluation.references import heads, logistic
@@ -33,11 +32,9 @@ def _client(y: list[int], groups: list[int]) -> heads.HeadClient:
 
 
 def _all(*clients: tuple[list[int], list[int]], shares: list[list[float]],
-         kin: str = "", trains: list[list[bool]] | None = None) -> tuple[Any, Any]:
+         kin: str = "") -> tuple[Any, Any]:
     own = [_client(*one) for one in clients]
-    flags = [torch.ones(len(c), dtype=torch.bool) for c in own] if trains is None else [
-        torch.tensor(one) for one in trains]
-    return all_judges(own, flags, Dealt(np.array(shares), list(kin) or [""] * len(own)))
+    return all_judges(own, Dealt(np.array(shares), list(kin) or [""] * len(own)))
 
 
 def _trial(each: list[Judges]) -> Any:
@@ -102,18 +99,22 @@ def test_others_judge_by_the_clients_class_shares_by_hand() -> None:
     assert b.groups.tolist() == [1, 2, 3]  # of class 0 it has more itself
 
 
-def test_what_trains_a_client_judges_it_nowhere() -> None:
-    """The same image at two clients, and another of a patient, are in one group."""
+def test_what_a_client_has_judges_it_nowhere() -> None:
+    """The same image at two clients, to train on or to choose by, and another of a patient."""
     (a, _), (rows, _) = _all(([0, 1], [0, 1]), ([0, 0, 0, 1, 1], [0, 2, 3, 4, 5]),
                              shares=[[0.5, 0.5], [0.5, 0.5]])
     assert rows.tolist() == [3, 4, 5, 6]
     assert a.w.tolist() == pytest.approx([0.25] * 4)
 
 
-def test_images_for_validation_judge_others_and_choose_at_home() -> None:
-    (a, b), _ = _all(([0, 0], [0, 1]), ([0, 0], [2, 3]), shares=[[1.0], [1.0]],
-                     trains=[[True, False], [True, False]])
-    assert (a.groups.tolist(), b.groups.tolist()) == ([2, 3], [0, 1])
+def test_a_client_of_whose_classes_nobody_has_an_image_is_left_out(few: Gathered) -> None:
+    (a, b), _ = _all(([0], [0]), ([0, 0], [1, 2]), shares=[[0.0, 1.0], [1.0, 0.0]])
+    assert len(a.y) == 0 and b.groups.tolist() == [1, 2]
+    dealt = _shares(few)
+    shares = np.pad(dealt.shares, ((0, 0), (0, 1)))
+    shares[0], few_more = np.eye(13)[12], replace(few, classnames=[*few.classnames, "none"])
+    trial = t.try_heads(replace(few_more, dealt=replace(dealt, shares=shares)))
+    assert trial.ids == [1, 2, 3, 4, 5]
 
 
 def test_clients_of_another_domain_do_not_judge() -> None:
@@ -316,13 +317,8 @@ def test_only_simulated_clients_are_judged_by_others(kind: str, dealt: bool) -> 
     assert found.kin == (["a", "b"] if kind == "domain_dirichlet" else ["", ""])
 
 
-def test_fewer_clients_share_what_all_have_not_what_judges_them() -> None:
+def test_fewer_clients_share_what_all_have_not_what_judges_them(few: Gathered) -> None:
     """Images that judge two clients are not two."""
-    clients = [_client([0, 0], [0, 1]), _client([0, 0], [2, 3])]
-    trial: Any = SimpleNamespace(clients=clients)
-    assert own_size(_sized(20.0, 20.0), trial) == 4
-    assert own_size(_sized(1.0, 2.0), trial) == 3
-
-
-def _sized(*sizes: float) -> Any:
-    return SimpleNamespace(sizes=sizes)
+    told = conclude(t.try_heads(replace(few, dealt=_shares(few))), [30] * 6)
+    assert sum(told.sizes) > told.own_size == 180
+    assert replace(told, sizes=(1.0, 2.0)).own_size == 3
