@@ -71,7 +71,7 @@ check: $(STAMP) ## lint and types
 docs: $(PAGES) ## the documentation as a site in build/site; a dead link or an unknown name fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --clean
 
-results: $(STAMP) ## docs/results from the runs of configs/results (about 1.6 hours on 2 cores); PAGE_ONLY=1 from its cells
+results: $(STAMP) ## docs/results from the runs of configs/results (about 1.9 hours on 2 cores); PAGE_ONLY=1 from its cells
 ifndef PAGE_ONLY
 	for plan in $(PLANS); do OMP_NUM_THREADS=1 $(BIN)/python -m fedvlm sweep $$plan \
 	--jobs $(JOBS) $(if $(TUNED),--tuned $(TUNED)) || test $$? -eq 1 || exit 2; done
