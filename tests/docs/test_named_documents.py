@@ -14,7 +14,8 @@ TEXT = {".py", ".md", ".toml", ".yml", ".yaml", ".patch", ".sh", ".txt", ".cff",
 NAMED = re.compile(r"\w[\w./-]*\.(?:md|rst)\b|\bDESIGN\b")
 ELSEWHERE = {  # a document that is named and not in the repository -> whose it is
     "acceptance.md": "written by fedvlm reproduce",
-    "cli.md": "made by docs/site", "keys.md": "made by docs/site", "lines.md": "made by docs/site",
+    "cases.md": "made by docs/site", "cli.md": "made by docs/site",
+    "keys.md": "made by docs/site", "lines.md": "made by docs/site",
     "contributing.md": "made by docs/site", "fedtv.md": "made by docs/site",
     "FILE.md": "a name for the user's own", "gone.md": "a dead link that a test plants",
     "table.md": "written by fedvlm table", "t.md": "written by fedvlm table in its test",

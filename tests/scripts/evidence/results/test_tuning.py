@@ -104,7 +104,7 @@ def test_a_second_search_says_what_the_edge_had_held_back() -> None:
         (("MOON", "9", 81.8), ("A", "1", 70.0), ("B", "1", 60.0), ("C", "1", 50.0)),
         (("MOON", "9", 81.8), ("A", "2", 70.5), ("B", "2", 58.5), ("gone", "1", 1.0))))
     assert searched_again({"entries": first}, {"entries": again}) == (
-        "3 entries were searched again in the wider ranges, with as many trials once more. "
+        "3 entries were searched again in the wider ranges, with as many trials again. "
         "MOON reached more and has the values of that search. "
         "The other 2 keep theirs: at most +0.5 points (A), on average -0.5; the edge did not hold "
         "them back.")
