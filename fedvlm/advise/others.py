@@ -88,7 +88,7 @@ class Others:
             k: IndexSplit(*(part.numpy() for part in (first + train, first + val, at[~own_images])))
             for k, (first, train, val, at, own_images) in enumerate(zip(
                 map(int, self.ends), trains, vals, self.rows, self.own, strict=False))
-            if len(train)}
+            if len(train) and not bool(own_images.all())}
         most = max(map(len, self.rows)) * self.raw.shape[1] * self.raw.element_size()
         several = max(1, SIDE_BYTES // max(most, 1))
         for i in range(0, len(splits), several):
