@@ -232,17 +232,21 @@ class _Work:
         return dict(zip(kinds, own, strict=True))
 
     def fit_alone(self, folds: Sequence[int]) -> None:
-        """Train each client alone without each of some folds, side by side, and answer these."""
-        each = [(f, *self.training(self.unit, f)) for f in folds]
-        there = [k for _, ids, _ in each for k in ids]
-        train = [c for _, _, some in each for c in some]
-        held = [(self.folds[k] == f).nonzero().flatten() for f, ids, _ in each for k in ids]
+        """Train each client alone without each of some folds, side by side, and answer these.
+
+        Clients that others' images alone judge need none of that.
+        """
+        each = [(f, k, c) for f in folds for k, c in zip(*self.training(self.unit, f), strict=True)
+                if self.others is None or self.others.own[k].any()]
+        if not each:
+            return
+        there, train = [k for _, k, _ in each], [c for _, _, c in each]
+        held = [(self.folds[k] == f).nonzero().flatten() for f, k, _ in each]
         for name, part in ((LOGREG, 1.0), *((f"part {part}", part) for part in PARTS)):
-            some = train if part == 1.0 else [_part_of(c, part) for c in train]
+            some = train if part == 1.0 else [c.take(_part_rows(c, part)) for c in train]
             self._answer(name, heads.alone_heads(some, self.classes, GRID), there, held, self.unit)
         if self.names is not None:
-            starts = [self.names[k][self.trains[k] & (self.folds[k] != f)]
-                      for f, ids, _ in each for k in ids]
+            starts = [self.names[k][self.trains[k] & (self.folds[k] != f)] for f, k, _ in each]
             self._answer(FROM_NAMES, heads.alone_heads(
                 train, self.classes, NAMES_GRID, starts), there, held, self.unit, self.names)
 
@@ -380,7 +384,8 @@ class _Work:
             self._answer(DITTO, tuned, there, held, self.unit)
             if self.others is not None:
                 self.others.answer(DITTO, tuned, there, f)
-        out = {name: self._alone(name) for name in (LOGREG, FROM_NAMES) if name in self.hits}
+        kinds = (LOGREG,) if self.names is None else (LOGREG, FROM_NAMES)
+        out = {name: self._alone(name) for name in kinds}
         out |= {name: self._together(name) for name in TOGETHER}
         return out | {POOLED: out[FEDAVG]}
 
@@ -399,7 +404,8 @@ class _Work:
 
     def _alone(self, name: str, part: float = 1.0) -> Reached:
         """Return right answers of clients alone, with a part of their images."""
-        own = self.chosen(name, alone=True)
+        own = self.chosen(name, alone=True) if name in self.hits else [
+            torch.zeros(len(c), dtype=torch.float64) for c in self.unit]
         if self.others is None:
             return own
         trains = [t.nonzero().flatten() for t in self.trains]
@@ -426,13 +432,8 @@ def _guesses(said: Tensor | None, counts: Tensor, images: int) -> list[Tensor]:
     return out + [scores.argmax(1) for scores in every]
 
 
-def _part_of(client: HeadClient, part: float) -> HeadClient:
-    """Return a client with a part of its groups, class by class, at least one."""
-    return client.take(_part_rows(client, part))
-
-
 def _part_rows(client: HeadClient, part: float) -> Tensor:
-    """Return which images ``_part_of`` keeps."""
+    """Return which images are a part of a client's groups, class by class, at least one."""
     order = client.y.argsort(stable=True)
     groups = (torch.arange(len(client)) if client.groups is None else client.groups)[order]
     names = list(dict.fromkeys(groups.tolist()))
